@@ -18,6 +18,7 @@ class Kind(NamedTuple):
 _INVALID = "invalid_request_error"
 
 TABLE: dict[str, Kind] = {
+    "invalid_request": Kind(400, _INVALID),  # not HTTP as we speak it
     "invalid_json": Kind(400, _INVALID),
     "invalid_value": Kind(400, _INVALID),
     "missing_required_parameter": Kind(400, _INVALID),

@@ -1,0 +1,27 @@
+"""What the endpoints need from the rest of the server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from starlette.requests import Request
+
+from ..config import Server
+from ..gateway.auth import Keys, Principal
+from ..gateway.gateway import Gateway
+from ..observe.metrics import Metrics
+
+
+@dataclass(frozen=True, slots=True)
+class Deps:
+    """Built once, in app.py. `created` is when the server started, Unix seconds."""
+
+    gateway: Gateway
+    keys: Keys
+    server: Server
+    metrics: Metrics
+    created: int
+
+    def authenticate(self, request: Request) -> Principal:
+        """Who sent this. Raises `invalid_api_key`."""
+        return self.keys.check(request.headers.get("authorization"), request.headers.get("x-api-key"))

@@ -1,0 +1,44 @@
+"""The command line: one Typer app; each module here adds its commands with `register`.
+
+Command modules import what they need inside their functions, so that `twospeed --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import Annotated
+
+import typer
+
+from .. import __version__
+
+app = typer.Typer(
+    name="twospeed",
+    help="A local LLM server: a fast and a smart model behind one OpenAI-style API.",
+    epilog="Start with `twospeed doctor`, then `twospeed pull` and `twospeed serve`.",
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,  # they may hold prompts and keys
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"twospeed {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+# in the order of --help
+for _name in ("serve", "chat", "store", "config", "doctor", "bench"):
+    if importlib.util.find_spec(f"{__name__}.{_name}"):  # until every one of them is written
+        importlib.import_module(f"{__name__}.{_name}").register(app)

@@ -1,0 +1,97 @@
+"""From a request to tokens: template, tokenizer, and the checks that need them. Runs off the compute thread."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ..types import ChatPrompt, GenerateRequest, InfillPrompt, TextPrompt, TokenPrompt
+from .memo import TokenMemo
+from .runner.base import Vocab
+from .template import ChatTemplate, TemplateError
+
+
+class RejectedError(Exception):
+    """The request cannot be run; `code` is a key of errors.TABLE."""
+
+    def __init__(self, code: str, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.param = param
+
+
+class Prepared(NamedTuple):
+    """A request with its prompt's tokens and text, and how many tokens each sequence may add."""
+
+    request: GenerateRequest
+    tokens: list[int]
+    text: str
+    max_new: int
+
+
+class Preparer:
+    """Prepares requests for one model."""
+
+    def __init__(self, vocab: Vocab, context: int, template: ChatTemplate | None, memo: TokenMemo) -> None:
+        self._vocab = vocab
+        self._context = context
+        self._template = template
+        self._memo = memo
+
+    def prepare(self, request: GenerateRequest) -> Prepared:
+        """Raises RejectedError."""
+        too_large = [t for t in request.sampling.logit_bias if not 0 <= t < self._vocab.size]
+        if too_large:
+            message = f"{too_large[0]} is not a token of this model, which has {self._vocab.size}"
+            raise RejectedError("invalid_value", message, "logit_bias")
+        tokens, text = self._tokens(request)
+        param = "messages" if isinstance(request.prompt, ChatPrompt) else "prompt"
+        if not tokens:
+            raise RejectedError("invalid_value", "the prompt has no tokens", param)
+        asked = request.max_tokens or 1
+        if len(tokens) + asked > self._context:
+            message = (
+                f"This model's maximum context length is {self._context} tokens. However, you requested "
+                f"{len(tokens) + asked} tokens ({len(tokens)} in the {param}, {asked} in the completion)."
+            )
+            raise RejectedError("context_length_exceeded", message, param)
+        max_new = request.max_tokens if request.max_tokens is not None else self._context - len(tokens)
+        return Prepared(request, tokens, text, max_new)
+
+    def _tokens(self, request: GenerateRequest) -> tuple[list[int], str]:
+        vocab = self._vocab
+        match request.prompt:
+            case ChatPrompt(messages, template_kwargs):
+                if self._template is None:
+                    message = "this model has no chat template; set chat_template in models.yaml or use completions"
+                    raise RejectedError("invalid_template", message, "messages")
+                try:
+                    text = self._template.render(messages, **template_kwargs)
+                except TemplateError as error:
+                    raise RejectedError("invalid_template", str(error), "messages") from error
+                return self._with_memo(text, request.namespace), text
+            case TextPrompt(text):
+                return vocab.tokenize(text, bos=True), text
+            case TokenPrompt(tokens):
+                wrong = [t for t in tokens if not 0 <= t < vocab.size]
+                if wrong:
+                    message = f"{wrong[0]} is not a token of this model, which has {vocab.size}"
+                    raise RejectedError("invalid_value", message, "prompt")
+                text = b"".join(vocab.piece(t, special=True) for t in tokens).decode("utf-8", "replace")
+                return tokens, text if request.echo else ""
+            case InfillPrompt(prefix, suffix):
+                if vocab.fim is None:
+                    message = "this model was not trained to fill in the middle"
+                    raise RejectedError("unsupported_parameter", message, "suffix")
+                before, after, middle = vocab.fim
+                head = vocab.tokenize(prefix, bos=False)
+                tail = vocab.tokenize(suffix, bos=False)
+                return [before, *head, after, *tail, middle], prefix
+
+    def _with_memo(self, text: str, namespace: str) -> list[int]:
+        known, tokens = self._memo.longest(namespace, text)
+        if known:
+            rest = self._vocab.tokenize(text[known:], bos=False)
+            # Only where a special token follows: plain text might have merged with what came before it.
+            if not rest or self._vocab.is_special(rest[0]):
+                return tokens + rest
+        return self._vocab.tokenize(text, bos=True)

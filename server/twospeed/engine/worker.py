@@ -1,0 +1,256 @@
+"""The engine process: three threads around one Core.
+
+- I/O: receives messages, hands them on.
+- prepare: renders templates, tokenizes, has models loaded; may be slow without holding up anybody's tokens.
+- compute (the main thread): owns every model's context, runs the steps, sends one message a step.
+
+Each sending thread has its own zmq socket, as sockets may not be shared. The process ends with its parent:
+the parent holds the other end of stdin.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import zmq
+
+from ..config import Model
+from ..types import GenerateRequest, ModelInfo
+from . import calibrate, messages
+from .core import Core, max_seqs
+from .cost import Curves
+from .memo import TokenMemo
+from .prepare import Prepared, Preparer, RejectedError
+from .runner.base import Loader, Runner, RunnerError
+from .scheduler import Limits
+from .template import ChatTemplate, TemplateError
+
+_log = logging.getLogger("twospeed.engine")
+
+
+class Settings(NamedTuple):
+    """What the parent decides for the whole process."""
+
+    template_timeout_s: float
+    costs_folder: Path
+
+
+class _Model(NamedTuple):
+    """A loaded model on its way to the compute thread."""
+
+    name: str
+    runner: Runner
+    memo: TokenMemo
+    limits: Limits
+    info: ModelInfo
+    costs_file: Path
+
+
+_Inbox = queue.SimpleQueue[Prepared | messages.Cancel | messages.Stop | _Model]
+_Work = queue.SimpleQueue[messages.Load | messages.Generate | messages.Cancel]
+
+
+class _Sender:
+    """One thread's way to the gateway."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str) -> None:
+        self._socket = context.socket(zmq.PUSH)
+        self._socket.setsockopt(zmq.SNDHWM, 0)  # a slow gateway must not stop the compute thread
+        self._socket.connect(address)
+
+    def __call__(self, message: messages.FromEngine) -> None:
+        self._socket.send(messages.encode(message), copy=True)
+
+
+def loader(backend: str) -> Loader:
+    """The runner for `backend`; imports llama.cpp only when it is asked for."""
+    if backend == "fake":
+        from .runner.fake import FakeRunner
+
+        return FakeRunner
+    from .runner.llama import LlamaRunner
+
+    return LlamaRunner
+
+
+class _Prepare:
+    """The prepare thread, and a thread for each model that is being loaded."""
+
+    def __init__(self, inbox: _Inbox, senders: Callable[[], _Sender], settings: Settings) -> None:
+        self.work: _Work = queue.SimpleQueue()
+        self._inbox = inbox
+        self._senders = senders
+        self._settings = settings
+        self._preparers: dict[str, Preparer] = {}
+
+    def run(self) -> None:
+        send = self._senders()
+        while True:
+            job = self.work.get()
+            if isinstance(job, messages.Cancel):
+                self._inbox.put(job)  # once more, now surely behind the request it means
+            elif isinstance(job, messages.Load):
+                threading.Thread(target=self._load, args=(job,), daemon=True).start()
+            else:
+                self._prepare(job.request, send)
+
+    def _prepare(self, request: GenerateRequest, send: _Sender) -> None:
+        try:
+            preparer = self._preparers.get(request.model)
+            if preparer is None:
+                raise RejectedError("model_not_ready", f"{request.model} is not loaded")
+            self._inbox.put(preparer.prepare(request))
+        except RejectedError as error:
+            send(messages.Failed(request.id, error.code, str(error), error.param))
+        except Exception as error:
+            _log.exception("preparing a request failed")
+            send(messages.Failed(request.id, "engine_error", f"the engine failed: {type(error).__name__}"))
+
+    def _load(self, job: messages.Load) -> None:
+        try:
+            loaded, self._preparers[job.name] = _load(job, self._settings)
+            self._inbox.put(loaded)
+        except (RunnerError, TemplateError, MemoryError) as error:
+            self._senders()(messages.LoadFailed(job.name, str(error) or type(error).__name__))
+
+
+def _load(job: messages.Load, settings: Settings) -> tuple[_Model, Preparer]:
+    """Raises RunnerError, TemplateError."""
+    model = Model.model_validate(job.model)
+    runner = loader(model.backend)(Path(job.path) if job.path else None, model, max_seqs=max_seqs(model.slots))
+    vocab, facts = runner.vocab, runner.info
+    try:
+        source = _template_source(model.chat_template) or vocab.chat_template
+        template = source and ChatTemplate(
+            source, bos_text=vocab.bos_text, eos_text=vocab.eos_text, timeout_s=settings.template_timeout_s
+        )
+    except TemplateError:
+        runner.close()
+        raise
+    memo = TokenMemo()
+    info = ModelInfo(
+        description=facts.description,
+        context=facts.context,
+        kv_tokens=facts.kv_tokens,
+        slots=model.slots,
+        vocab_size=vocab.size,
+        parameters=facts.parameters,
+        size_bytes=facts.size_bytes,
+        chat_template=template is not None,
+        infill=vocab.fim is not None,
+        fingerprint=facts.fingerprint,
+    )
+    limits = Limits(
+        slots=model.slots,
+        max_rows=facts.max_rows,
+        max_step_ms=None if model.max_step_ms == "auto" else model.max_step_ms,
+        max_prefill_step_ms=model.max_prefill_step_ms,
+    )
+    costs = calibrate.cache_file(settings.costs_folder, runner)
+    loaded = _Model(job.name, runner, memo, limits, info, costs)
+    return loaded, Preparer(vocab, facts.context, template or None, memo)
+
+
+def _template_source(setting: str | None) -> str | None:
+    """Jinja text, from a file where models.yaml names one. Raises TemplateError."""
+    if setting is None or not setting.startswith("file:"):
+        return setting
+    try:
+        return Path(setting.removeprefix("file:")).read_text("utf-8")
+    except (OSError, UnicodeError) as error:
+        raise TemplateError(f"cannot read the chat template: {error}") from error
+
+
+class _Compute:
+    """The compute thread's loop. New models are measured between the steps of those that serve."""
+
+    def __init__(self, inbox: _Inbox, send: _Sender) -> None:
+        self._inbox = inbox
+        self._send = send
+        self._core = Core()
+        self._measuring: list[Iterator[None]] = []
+
+    def run(self) -> None:
+        while self._drain():
+            if self._measuring:
+                try:
+                    next(self._measuring[0])
+                except StopIteration:
+                    self._measuring.pop(0)
+            done = self._core.step()
+            if done:
+                self._send(messages.Progress(*done))
+        self._core.close()
+
+    def _drain(self) -> bool:
+        """Take in all messages, waiting for one when there is nothing to do; False: stop."""
+        wait = self._core.idle and not self._measuring
+        while True:
+            try:
+                message = self._inbox.get(block=wait)
+            except queue.Empty:
+                return True
+            wait = False
+            match message:
+                case Prepared():
+                    self._core.submit(message)
+                case messages.Cancel(request_id):
+                    self._core.cancel(request_id)
+                case _Model():
+                    self._measuring.append(self._take_in(message))
+                case messages.Stop():
+                    return False
+
+    def _take_in(self, model: _Model) -> Iterator[None]:
+        curves = calibrate.load(model.costs_file)
+        if curves is None:
+            curves = Curves({}, {})
+            yield from calibrate.measure(model.runner, curves)
+            calibrate.keep(model.costs_file, curves)
+        self._core.add_model(model.name, model.runner, model.memo, curves, model.limits)
+        self._send(messages.Loaded(model.name, model.info))
+
+
+def _end_with_parent() -> None:
+    sys.stdin.buffer.read()
+    os._exit(0)
+
+
+def main(to_engine: str, from_engine: str, template_timeout_s: str, costs_folder: str) -> None:
+    """The process's life. `to_engine`, `from_engine`: zmq addresses that the parent has bound."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    settings = Settings(float(template_timeout_s), Path(costs_folder))
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    inbox: _Inbox = queue.SimpleQueue()
+    prepare = _Prepare(inbox, lambda: _Sender(context, from_engine), settings)
+    threading.Thread(target=prepare.run, daemon=True).start()
+
+    def receive() -> None:
+        socket = context.socket(zmq.PULL)
+        socket.setsockopt(zmq.RCVHWM, 0)
+        socket.connect(to_engine)
+        while True:
+            message = messages.decode_to_engine(socket.recv())
+            if isinstance(message, messages.Cancel | messages.Stop):
+                inbox.put(message)
+            if not isinstance(message, messages.Stop):
+                prepare.work.put(message)
+
+    threading.Thread(target=receive, daemon=True).start()
+    _Compute(inbox, _Sender(context, from_engine)).run()
+    # Not sys.exit: the other threads sit in blocking calls, and nothing is left that needs tidying up.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,92 @@
+"""What a client asked for, once its wire format is gone; and how a model's defaults fill the gaps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from ..config import SamplingDefaults
+from ..types import GenerateRequest, Prompt, Sampling, ServiceTier
+from .auth import Principal
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """The sampling a client asked for; None: it left that out, so the model's default applies."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    ignore_eos: bool = False
+
+    def over(self, defaults: SamplingDefaults) -> Sampling:
+        """These wishes, with `defaults` where there is none."""
+        return Sampling(
+            temperature=_first(self.temperature, defaults.temperature),
+            top_p=_first(self.top_p, defaults.top_p),
+            top_k=_first(self.top_k, defaults.top_k),
+            min_p=_first(self.min_p, defaults.min_p),
+            repetition_penalty=_first(self.repetition_penalty, defaults.repetition_penalty),
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            logit_bias=self.logit_bias,
+            seed=self.seed,
+            ignore_eos=self.ignore_eos,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """One client call: `n` sequences of each of its prompts.
+
+    `id` names it in the engine and to the client. `started` is `time.perf_counter()` when its headers came.
+    """
+
+    id: str
+    model: str
+    prompts: list[Prompt]
+    principal: Principal
+    started: float
+    wanted: Wanted = Wanted()
+    max_tokens: int | None = None
+    stop: list[str] = field(default_factory=list)
+    n: int = 1
+    service_tier: str = "auto"
+    echo: bool = False
+
+    @property
+    def sequences(self) -> int:
+        return self.n * len(self.prompts)
+
+    def requests(self, model: str, tier: ServiceTier, defaults: SamplingDefaults) -> list[GenerateRequest]:
+        """What the engine is asked: one request per prompt."""
+        sampling = self.wanted.over(defaults)
+        max_tokens = defaults.max_tokens if self.max_tokens is None else self.max_tokens
+        single = len(self.prompts) == 1
+        return [
+            GenerateRequest(
+                id=self.id if single else f"{self.id}-{number}",
+                model=model,
+                prompt=prompt,
+                sampling=sampling,
+                max_tokens=max_tokens,
+                stop=self.stop,
+                n=self.n,
+                tier=tier,
+                namespace=self.principal.namespace,
+                echo=self.echo,
+            )
+            for number, prompt in enumerate(self.prompts)
+        ]
+
+
+def _first(wanted: T | None, default: T) -> T:
+    return default if wanted is None else wanted

@@ -1,0 +1,134 @@
+"""A real server on 127.0.0.1 for the tests: uvicorn in a thread, the engine in a child process, the fake model."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import httpx
+import openai
+import pytest
+
+from twospeed.api.server import Server, listen
+from twospeed.app import create_app
+from twospeed.config import Config
+from twospeed.gateway.gateway import Gateway
+
+DEADLINE_S = 20.0
+
+
+def wait_until(condition: Callable[[], bool], what: str, seconds: float = DEADLINE_S) -> None:
+    """For what another process does and nobody is told of."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"still not: {what}"
+        time.sleep(0.01)
+
+
+def metric(text: str, name: str, **labels: str) -> float:
+    """The sum of the samples of `name` that have these labels."""
+    wanted = [f'{key}="{value}"' for key, value in labels.items()]
+    lines = [line for line in text.splitlines() if line.startswith((f"{name}{{", f"{name} "))]
+    return sum(float(line.rpartition(" ")[2]) for line in lines if all(label in line for label in wanted))
+
+
+@dataclass
+class Running:
+    """A server that runs."""
+
+    url: str
+    http: httpx.Client
+    gateway: Gateway
+    server: Server
+    thread: threading.Thread
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    def openai(self, **options: Any) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", max_retries=0, **{"api_key": "none"} | options)
+
+    def metric(self, name: str, **labels: str) -> float:
+        return metric(self.http.get("/metrics").text, f"twospeed_{name}", **labels)
+
+    def wait_until(self, condition: Callable[[], bool], what: str) -> None:
+        wait_until(condition, what)
+
+    def wait_metric(self, name: str, value: float) -> None:
+        wait_until(lambda: self.metric(name) == value, f"{name} == {value}")
+
+    def held(self) -> int:
+        """Sequences that hold a permit."""
+        return int(self.metric("sequences_admitted"))
+
+    def wait_idle(self) -> None:
+        """Until no permit is held and the engine makes no more steps (which take 20 ms at most)."""
+
+        def idle() -> bool:
+            steps = self.metric("step_seconds_count")
+            time.sleep(0.1)
+            return self.held() == 0 and self.metric("step_seconds_count") == steps
+
+        wait_until(idle, "idle")
+
+    def wait_ready(self, model: str) -> None:
+        wait_until(lambda: self.http.get("/readyz", params={"model": model}).status_code == 200, f"{model} ready")
+
+
+@contextlib.contextmanager
+def run_server(home: Path, config: dict[str, Any], env: dict[str, str] | None = None, **app: Any) -> Iterator[Running]:
+    """A server for `config`, whose `version`, `server` and `models` have defaults."""
+    whole = {"version": 1, "models": {"fast": {"backend": "fake", "aliases": ["gpt-4o-mini"]}}} | config
+    with mock.patch.dict(os.environ, {"TWOSPEED_HOME": str(home)} | (env or {})):
+        web = create_app(Config.model_validate(whole), **app)
+        listening = threading.Event()
+        server = Server(web, web.state.gateway, listening.set)
+        with listen("127.0.0.1", 0) as listener:
+            url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            thread = threading.Thread(target=server.run, args=([listener],))
+            thread.start()
+            try:
+                assert listening.wait(DEADLINE_S)
+                with httpx.Client(base_url=url, timeout=DEADLINE_S) as http:
+                    yield Running(url, http, web.state.gateway, server, thread)
+            finally:
+                server.stop()
+                thread.join(DEADLINE_S)
+                assert not thread.is_alive()
+
+
+@pytest.fixture
+def start_server(tmp_path: Path) -> Iterator[Callable[..., Running]]:
+    """Starts servers with configurations of their own; they end with the test."""
+    with contextlib.ExitStack() as stack:
+
+        def start(config: dict[str, Any] | None = None, env: dict[str, str] | None = None, **app: Any) -> Running:
+            return stack.enter_context(run_server(tmp_path, config or {}, env, **app))
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """One server with a fast model, for tests that leave nothing behind."""
+    with run_server(tmp_path_factory.mktemp("home"), {}) as running:
+        running.wait_ready("fast")
+        yield running
+
+
+@pytest.fixture(scope="session")
+def slow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """One whose steps take 20 ms, with 2 slots and places for 2 more."""
+    models = {"fast": {"backend": "fake", "slots": 2}}
+    config = {"models": models, "server": {"max_queue": 2}}
+    with run_server(tmp_path_factory.mktemp("home"), config, {"TWOSPEED_FAKE_STEP_MS": "20"}) as running:
+        running.wait_ready("fast")
+        yield running
