@@ -18,8 +18,10 @@ import pytest
 
 from twospeed.api.server import Server, listen
 from twospeed.app import create_app
-from twospeed.config import Config
+from twospeed.config import Config, Model
+from twospeed.configfile import find_config, load_config
 from twospeed.gateway.gateway import Gateway
+from twospeed.models.store import Store
 
 DEADLINE_S = 20.0
 
@@ -105,30 +107,63 @@ def run_server(home: Path, config: dict[str, Any], env: dict[str, str] | None = 
                 assert not thread.is_alive()
 
 
+@pytest.fixture(scope="session")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict[str, str] | None], Path]:
+    """Where a server with this environment keeps its files: shared, so that a model's costs are measured once."""
+    base = tmp_path_factory.mktemp("homes")
+    return lambda env: base / "-".join(f"{key}_{value}" for key, value in sorted((env or {}).items()))
+
+
+@pytest.fixture(scope="session")
+def serve(home: Callable[[Any], Path]) -> Callable[..., contextlib.AbstractContextManager[Running]]:
+    """Starts servers with a configuration and an environment: `with serve(config, env) as running`."""
+
+    def start(
+        config: dict[str, Any] | None = None, env: dict[str, str] | None = None, **app: Any
+    ) -> contextlib.AbstractContextManager[Running]:
+        return run_server(home(env), config or {}, env, **app)
+
+    return start
+
+
 @pytest.fixture
-def start_server(tmp_path: Path) -> Iterator[Callable[..., Running]]:
-    """Starts servers with configurations of their own; they end with the test."""
+def start_server(serve: Any) -> Iterator[Callable[..., Running]]:
+    """The same for one test: the servers end with it."""
     with contextlib.ExitStack() as stack:
-
-        def start(config: dict[str, Any] | None = None, env: dict[str, str] | None = None, **app: Any) -> Running:
-            return stack.enter_context(run_server(tmp_path, config or {}, env, **app))
-
-        yield start
+        yield lambda *args, **app: stack.enter_context(serve(*args, **app))
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def server(serve: Any) -> Iterator[Running]:
     """One server with a fast model, for tests that leave nothing behind."""
-    with run_server(tmp_path_factory.mktemp("home"), {}) as running:
+    with serve({}) as running:
         running.wait_ready("fast")
         yield running
 
 
 @pytest.fixture(scope="session")
-def slow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def slow_server(serve: Any) -> Iterator[Running]:
     """One whose steps take 20 ms, with 2 slots and places for 2 more."""
-    models = {"fast": {"backend": "fake", "slots": 2}}
-    config = {"models": models, "server": {"max_queue": 2}}
-    with run_server(tmp_path_factory.mktemp("home"), config, {"TWOSPEED_FAKE_STEP_MS": "20"}) as running:
+    config = {"models": {"fast": {"backend": "fake", "slots": 2}}, "server": {"max_queue": 2}}
+    with serve(config, {"TWOSPEED_FAKE_STEP_MS": "20"}) as running:
         running.wait_ready("fast")
         yield running
+
+
+@pytest.fixture(scope="session")
+def real_model() -> Callable[[str], tuple[Path, Model]]:
+    """Finds a model of models.yaml that `twospeed pull` fetched; the test is skipped where it was not, and
+    fails where TWOSPEED_REQUIRE_REAL says that it must be there, as in CI."""
+    config, store = load_config(find_config()), Store()
+
+    def find(name: str) -> tuple[Path, Model]:
+        model = config.models[name]
+        path = store.find(name, model)
+        if path is None:
+            reason = f"the real model {name!r} is not here; get it with: twospeed pull {name}"
+            if os.environ.get("TWOSPEED_REQUIRE_REAL"):
+                pytest.fail(reason)
+            pytest.skip(reason)
+        return path, model
+
+    return find

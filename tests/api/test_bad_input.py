@@ -100,6 +100,8 @@ CASES: list[tuple[str, str, bytes, int, str, str | None]] = [
     ("template kwargs", CHAT, chat(chat_template_kwargs=[]), 400, "invalid_value", "chat_template_kwargs"),
     ("template kwargs 2**80", CHAT, chat(chat_template_kwargs={"a": [2**80]}), 400, "invalid_value",
      "chat_template_kwargs"),
+    ("template kwargs messages", CHAT, chat(chat_template_kwargs={"messages": []}), 400, "invalid_value",
+     "chat_template_kwargs"),
     ("tools", CHAT, chat(tools=[{"type": "function"}]), 400, "unsupported_parameter", "tools"),
     ("tool_choice", CHAT, chat(tool_choice="required"), 400, "unsupported_parameter", "tool_choice"),
     ("functions", CHAT, chat(functions=[{"name": "f"}]), 400, "unsupported_parameter", "functions"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +28,19 @@ class Gate:
         raise StoreError("no such file anywhere")
 
 
-@pytest.fixture
-def halfway(start_server: Any) -> Any:
+MODELS = {
+    "fast": {"backend": "fake"},
+    "smart": {"sources": ["file:/nowhere.gguf"], "role": "smart", "aliases": ["gpt-4o"]},
+    "later": {"backend": "fake", "preload": False},
+}
+
+
+@pytest.fixture(scope="module")
+def halfway(serve: Any) -> Iterator[Any]:
     """A server whose fast model is ready while its smart one downloads."""
-    models = {
-        "fast": {"backend": "fake"},
-        "smart": {"sources": ["file:/nowhere.gguf"], "role": "smart", "aliases": ["gpt-4o"]},
-        "later": {"backend": "fake", "preload": False},
-    }
-    gate = Gate()
-    running = start_server({"models": models, "server": {"load_wait_s": 0.1}}, files=gate)
-    running.wait_ready("fast")
-    running.gate = gate
-    return running
+    with serve({"models": MODELS, "server": {"load_wait_s": 0.1}}, files=Gate()) as running:
+        running.wait_ready("fast")
+        yield running
 
 
 def test_ready_means_that_a_model_answers(halfway: Any) -> None:
@@ -62,21 +63,24 @@ def test_a_model_that_is_not_there_yet_is_waited_for_a_while_and_then_refused(ha
     assert answer.headers["retry-after"]
 
 
-def test_a_model_without_preload_is_loaded_by_the_first_request(halfway: Any) -> None:
-    halfway.gateway._config.server.__dict__["load_wait_s"] = 20
-    answer = halfway.http.post("/v1/completions", json={"model": "later", "prompt": "a", "max_tokens": 2})
+def test_a_model_without_preload_is_loaded_by_the_first_request(start_server: Any) -> None:
+    running = start_server({"models": MODELS}, files=Gate())
+    answer = running.http.post("/v1/completions", json={"model": "later", "prompt": "a", "max_tokens": 2})
     assert answer.status_code == 200, answer.text
-    assert halfway.http.get("/v1/models/later").json()["state"] == "ready"
+    assert running.http.get("/v1/models/later").json()["state"] == "ready"
 
 
-def test_a_failed_download_is_told_with_its_reason(halfway: Any) -> None:
-    halfway.gate.opened.set()
-    halfway.wait_until(lambda: halfway.http.get("/v1/models/smart").json()["state"] == "failed", "failed")
-    answer = halfway.http.post("/v1/completions", json={"model": "smart", "prompt": "a"})
+def test_a_failed_download_is_told_with_its_reason(start_server: Any) -> None:
+    gate = Gate()
+    gate.opened.set()
+    running = start_server({"models": {"smart": MODELS["smart"]}}, files=gate)
+    answer = running.http.post("/v1/completions", json={"model": "smart", "prompt": "a"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "model_failed")
     assert "no such file anywhere" in answer.json()["error"]["message"]
     assert int(answer.headers["retry-after"]) > 0
-    assert halfway.gate.asked == ["smart"]
+    assert running.http.get("/v1/models/smart").json()["state"] == "failed"
+    assert running.http.get("/readyz").status_code == 503
+    assert gate.asked == ["smart"], "not tried again at once"
 
 
 def test_models_are_openais_with_state_and_size_beside(halfway: Any) -> None:

@@ -54,7 +54,9 @@ class ChatMessage(WireModel):
     tool_call_id: str | None = None
 
 
-def _fits_the_engine(value: dict[str, Any]) -> dict[str, Any]:
+def _usable(value: dict[str, Any]) -> dict[str, Any]:
+    if taken := value.keys() & {"messages", "self"}:
+        raise ValueError(f"the template's own {sorted(taken)[0]!r} can't be replaced")
     todo: list[Any] = [value]
     while todo:
         item = todo.pop()
@@ -69,7 +71,7 @@ class ChatCompletionRequest(GenerationFields):
     messages: list[ChatMessage] = Field(min_length=1)
     max_completion_tokens: PositiveTokens | None = None
     max_tokens: PositiveTokens | None = Field(None, description="the old name of max_completion_tokens")
-    chat_template_kwargs: Annotated[dict[str, JsonValue], AfterValidator(_fits_the_engine)] | None = Field(
+    chat_template_kwargs: Annotated[dict[str, JsonValue], AfterValidator(_usable)] | None = Field(
         None, description="more variables for the model's chat template"
     )
     tools: list[Any] | None = Field(None, description="not supported yet: null or empty")

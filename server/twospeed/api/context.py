@@ -39,7 +39,7 @@ class Context:
     @classmethod
     def of(cls, scope: Scope) -> Context:
         context = scope["state"][_STATE]
-        assert isinstance(context, Context)  # noqa: S101  (only ContextMiddleware puts it there)
+        assert isinstance(context, Context)  # only ContextMiddleware puts it there
         return context
 
 

@@ -65,7 +65,7 @@ LogitBias = Annotated[
     dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=1024), AfterValidator(_token_ids)
 ]
 PositiveTokens = Annotated[int, Field(ge=1, le=_MAX_TOKENS)]
-Penalty = Annotated[float, Field(gt=0, le=10)]
+Penalty = Annotated[float, Field(ge=0.01, le=10)]
 
 
 class StreamOptions(WireModel):

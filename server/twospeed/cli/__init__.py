@@ -5,13 +5,12 @@ Command modules import what they need inside their functions, so that `twospeed 
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from typing import Annotated
 
 import typer
 
 from .. import __version__
+from . import bench, chat, config, doctor, serve, store
 
 app = typer.Typer(
     name="twospeed",
@@ -38,7 +37,5 @@ def _options(
     pass
 
 
-# in the order of --help
-for _name in ("serve", "chat", "store", "config", "doctor", "bench"):
-    if importlib.util.find_spec(f"{__name__}.{_name}"):  # until every one of them is written
-        importlib.import_module(f"{__name__}.{_name}").register(app)
+for _module in (serve, chat, store, config, doctor, bench):  # in the order of --help
+    _module.register(app)

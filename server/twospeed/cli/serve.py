@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -42,11 +43,18 @@ def serve(
     config = _configured(path, host, port)
     setup_logging(verbose=verbose)
     reporter = Reporter()
+    display = ExitStack()
+
+    def on_state(status: ModelStatus) -> None:
+        _note(reporter, status)
+        if app.state.gateway.catalog.settled():
+            display.close()  # bars would be drawn ten times a second for as long as we serve
+
     try:
         app = create_app(
             config,
             on_progress=lambda now: reporter.show(Progress(now.name, now.phase, now.done, now.total)),
-            on_state=lambda status: _note(reporter, status),
+            on_state=on_state,
         )
     except StartRefusedError as exc:
         _stop(str(exc), _USAGE)
@@ -56,9 +64,10 @@ def serve(
         _stop(_why_not_listening(config, exc), _FAILED)
     address = _url(listener.getsockname())
     server = Server(app, app.state.gateway, on_listening=lambda: _greet(reporter, address, config))
-    with listener, reporter:
+    with listener, display:
+        display.enter_context(reporter)
         server.run([listener])
-        reporter.note("Stopped.")
+    reporter.note("Stopped.")
 
 
 def _configured(path: Path | None, host: str | None, port: int | None) -> Config:

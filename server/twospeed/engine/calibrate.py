@@ -33,25 +33,28 @@ _SHORT_TRIES = 4
 def measure(runner: Runner, curves: Curves) -> Iterator[None]:
     """Fill `curves` by running steps on the empty `runner`; leaves it empty. Yields between steps."""
     tokens = _tokens(runner)
-    runner.run([Row(_SEQ, tokens[i], i, i == _WARM - 1) for i in range(_WARM)])
-    yield
+    warm = _WARM if runner.info.partial_prefix else 0  # one that cannot be cut back is measured from empty
+    if warm:
+        runner.run([Row(_SEQ, tokens[i], i, i == warm - 1) for i in range(warm)])
+        yield
     for attempt in range(_SHORT_TRIES):  # whole rounds, so that a disturbance does not hit all tries of a size
         for sizes, points, every in ((_LAST, curves.last, False), (_EVERY, curves.every, True)):
             for n in sizes:
                 if attempt < _TRIES or points[n] < _SHORT_MS:
-                    ms = _time(runner, tokens, n, every=every)
+                    ms = _time(runner, tokens[warm : warm + n], warm, every=every)
                     points[n] = min(points.get(n, ms), ms)
                     yield
-    runner.trim(_SEQ, 0)
+    if warm:
+        runner.trim(_SEQ, 0)
 
 
-def _time(runner: Runner, tokens: list[int], n: int, *, every: bool) -> float:
-    """Milliseconds of a step of `n` rows, with logits for `every` row or the last one."""
-    rows = [Row(_SEQ, tokens[_WARM + i], _WARM + i, every or i == n - 1) for i in range(n)]
+def _time(runner: Runner, tokens: list[int], first: int, *, every: bool) -> float:
+    """Milliseconds of a step of `tokens` from position `first` on, with logits for `every` row or the last one."""
+    rows = [Row(_SEQ, token, first + i, every or i == len(tokens) - 1) for i, token in enumerate(tokens)]
     start = time.perf_counter()
     runner.run(rows)
     ms = (time.perf_counter() - start) * 1000
-    runner.trim(_SEQ, _WARM)
+    runner.trim(_SEQ, first)
     return ms
 
 
@@ -87,8 +90,8 @@ def load(file: Path) -> Curves | None:
         curves = msgspec.json.decode(file.read_bytes(), type=Curves)
     except FileNotFoundError:
         return None
-    except msgspec.MsgspecError as error:
-        _log.warning("measuring again, %s is damaged: %s", file.name, error)
+    except (OSError, UnicodeError, msgspec.MsgspecError) as error:
+        _log.warning("measuring again, %s cannot be read: %s", file.name, error)
         return None
     complete = set(_LAST) <= curves.last.keys() and set(_EVERY) <= curves.every.keys()
     return curves if complete and all(ms > 0 for ms in (*curves.last.values(), *curves.every.values())) else None

@@ -134,6 +134,7 @@ class Core:
             finish = "length"
         if finish:
             text += live.stream.finish()
+            finish = "stop" if live.stream.stopped else finish
         live.text.append(text)
         if request.echo and sequence.generated == 1:
             text = live.prepared.text + text

@@ -61,7 +61,8 @@ class StepCost:
         """How much slower than when measured the machine is now."""
         self.per_context = 0.0
         """Milliseconds for each 1,000 (row x token of context)."""
-        self._p = [[0.05, 0.0], [0.0, 1e-4]]  # covariance: what is still unsure of the two
+        self._spread = (0.01 * self._last(1)) ** 2  # of per_context at most: 1 % of a one-row step
+        self._p = [[0.05, 0.0], [0.0, self._spread]]  # covariance: what is still unsure of the two
 
     def base(self, rows: int, outputs: int) -> float:
         """The measured milliseconds of a step with `rows` rows, logits wanted for `outputs` of them."""
@@ -89,7 +90,7 @@ class StepCost:
         # Bounded, so that a long run of equal steps cannot blow up what they say nothing about.
         new = [[(p[i][j] - gain[i] * px[j]) / _FORGET for j in (0, 1)] for i in (0, 1)]
         off = (new[0][1] + new[1][0]) / 2
-        a, d = min(max(new[0][0], 1e-6), 0.05), min(max(new[1][1], 1e-9), 1e-4)
+        a, d = min(max(new[0][0], 1e-6), 0.05), min(max(new[1][1], 1e-5 * self._spread), self._spread)
         bound = 0.9 * (a * d) ** 0.5
         off = min(max(off, -bound), bound)
         self._p = [[a, off], [off, d]]

@@ -100,7 +100,7 @@ class KvCache:
 
     def start(self, tokens: Sequence[int], namespace: str, donor: int | None, length: int) -> int:
         """A hot sequence for a request, beginning with `length` tokens of `donor` (from `match`). Raises
-        IndexError when every sequence id is hot."""
+        IndexError when every other sequence id is hot."""
         if donor is not None and self._may_take_over(donor, length):
             seq = donor
             self._cut(seq, length)

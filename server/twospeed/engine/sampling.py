@@ -34,7 +34,9 @@ class Sampler:
         self._biased = np.array(list(sampling.logit_bias), np.int64)
         self._bias = np.array(list(sampling.logit_bias.values()), np.float32)
         self._counts_matter = bool(sampling.presence_penalty or sampling.frequency_penalty)
-        self._changes = self._counts_matter or bool(self._seen) or bool(banned) or bool(self._biased.size)
+        self._changes = (
+            self._counts_matter or sampling.repetition_penalty != 1 or bool(banned) or bool(self._biased.size)
+        )
 
     def choose(self, logits: _Floats) -> int:
         """The next token. `logits`: float32 of shape (vocabulary,), read only."""
@@ -82,24 +84,25 @@ def distribution(logits: _Floats, s: Sampling) -> tuple[npt.NDArray[np.int64] | 
     Temperature must be above 0. Truncation needs the best tokens sorted; sorting a whole vocabulary costs
     10 ms, so first only those near the best are, and all of them just when those do not hold enough.
     """
-    scaled = logits.astype(np.float64) / s.temperature
-    best = float(scaled.max())
+    below = logits.astype(np.float64) - float(logits.max())
+    with np.errstate(over="ignore"):  # a tiny temperature: -inf, whose weight is 0
+        below /= s.temperature
     if not (s.top_k or s.top_p < 1 or s.min_p):
-        return None, np.exp(scaled - best)
-    near = np.flatnonzero(scaled >= best - _FAR_BELOW)
+        return None, np.exp(below)
+    near = np.flatnonzero(below >= -_FAR_BELOW)
     if s.top_k:
         enough = len(near) >= s.top_k
     elif s.top_p < 1:
-        total = float(np.exp(scaled - best).sum())
-        enough = float(np.exp(scaled[near] - best).sum()) >= s.top_p * total
+        total = float(np.exp(below).sum())
+        enough = float(np.exp(below[near]).sum()) >= s.top_p * total
     else:
         enough = s.min_p >= np.exp(-_FAR_BELOW)
-    tokens = near if enough else np.arange(len(scaled))
-    order = np.argsort(-scaled[tokens], kind="stable")
+    tokens = near if enough else np.arange(len(below))
+    order = np.argsort(-below[tokens], kind="stable")
     if s.top_k:
         order = order[: s.top_k]
     tokens = tokens[order].astype(np.int64)
-    weights = np.exp(scaled[tokens] - best)
+    weights = np.exp(below[tokens])
     if s.top_p < 1:
         if s.top_k:
             total = float(weights.sum())

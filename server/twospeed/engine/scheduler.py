@@ -148,6 +148,8 @@ class Scheduler:
         for lane in self.lanes.values():
             if not (lane.running or lane.waiting):
                 lane.was_idle = True
+        if not busy:
+            return None
         self._catch_up(busy)
         for lane in busy:
             self._admit(lane, now)
@@ -173,13 +175,14 @@ class Scheduler:
                     pick.sequence.first_token = now
 
     def _catch_up(self, busy: list[Lane]) -> None:
-        """A model that was idle starts level with the others: idleness earns no claim to later time."""
-        level = min((lane.served_ms for lane in busy if not lane.was_idle), default=None)
+        """A model that was idle starts level with those that were not, or with all when all were: idleness earns
+        no claim to later time, and time that nobody else wanted costs none."""
+        working = [lane.served_ms for lane in busy if not lane.was_idle]
+        level = min(working) if working else max(lane.served_ms for lane in self.lanes.values())
         for lane in busy:
             if lane.was_idle:
                 lane.was_idle = False
-                if level is not None:
-                    lane.served_ms = max(lane.served_ms, level)
+                lane.served_ms = max(lane.served_ms, level)
 
     # Admission
 
@@ -216,12 +219,11 @@ class Scheduler:
     def _compose(self, lane: Lane, *, streaming: bool) -> Step:
         decoding = [s for s in lane.running if s.decoding]
         prefilling = [s for s in lane.running if not s.decoding]
-        limit = self._limit(lane, len(decoding), streaming=streaming)
+        limit = self._limit(lane, decoding, streaming=streaming)
         decoding = self._fitting(lane, decoding, limit)
         chunk = 0
         if prefilling:
-            wanted = min(sum(s.pending for s in prefilling), lane.limits.max_rows - len(decoding))
-            chunk, alone = self._chunk(lane, len(decoding), wanted, limit, prefilling[0].computed)
+            chunk, alone = self._chunk(lane, decoding, prefilling, limit)
             if alone and decoding:
                 if lane.prefilled_last:
                     prefilling, chunk = [], 0
@@ -230,7 +232,8 @@ class Scheduler:
         shares = [(s, 1) for s in decoding] + self._split(prefilling, chunk)
         return self._build(lane, self._with_room(lane, shares))
 
-    def _limit(self, lane: Lane, decode_rows: int, *, streaming: bool) -> float:
+    @staticmethod
+    def _limit(lane: Lane, decoding: list[Sequence], *, streaming: bool) -> float:
         """Milliseconds this step may be predicted to take."""
         limits = lane.limits
         if not streaming:
@@ -238,44 +241,46 @@ class Scheduler:
         if limits.max_step_ms is not None:
             return limits.max_step_ms
         one = lane.cost.ms(1, 1)
-        decode = lane.cost.ms(max(1, decode_rows), max(1, decode_rows))
+        decode = lane.cost.ms(*_load([(s, 1) for s in decoding])) or one
         return max(decode, min(_STREAM_FACTOR * decode, max(_STREAM_FACTOR * one, _SMOOTH_MS)))
 
     @staticmethod
     def _fitting(lane: Lane, decoding: list[Sequence], limit: float) -> list[Sequence]:
-        """All, unless a limit was set that they exceed; then as many as get most done within it, one at
-        least, those that waited longest first."""
-        context = sum(s.computed for s in decoding) / max(1, len(decoding))
+        """All, unless they exceed the limit; then as many as get most done within it, one at least, those that
+        waited longest first."""
+        waited = sorted(decoding, key=lambda s: s.last_step)
 
         def ms(n: int) -> float:
-            return lane.cost.ms(n, n, n * context)
+            return lane.cost.ms(*_load([(s, 1) for s in waited[:n]]))
 
-        if lane.limits.max_step_ms is None or ms(len(decoding)) <= limit:
+        if ms(len(decoding)) <= limit:
             return decoding
         fitting = [n for n in range(1, len(decoding)) if ms(n) <= limit]
-        n = max(fitting, key=lambda n: n / ms(n), default=1)
-        return sorted(decoding, key=lambda s: s.last_step)[:n]
+        return waited[: max(fitting, key=lambda n: n / ms(n), default=1)]
 
-    @staticmethod
-    def _chunk(lane: Lane, decode_rows: int, wanted: int, limit: float, position: int) -> tuple[int, bool]:
+    @classmethod
+    def _chunk(cls, lane: Lane, decoding: list[Sequence], prefilling: list[Sequence], limit: float) -> tuple[int, bool]:
         """Prefill rows for this step, and whether they should run in a step of their own.
 
         The size with the best rate within the limit: on a staircase the largest one often is not."""
+        wanted = min(sum(s.pending for s in prefilling), lane.limits.max_rows - len(decoding))
 
-        def best(others: int) -> tuple[int, float]:
+        def best(others: list[Sequence]) -> tuple[int, float]:
             rows, rate = 0, 0.0
+            beside = _load([(s, 1) for s in others])
             for n in _sizes(wanted):
-                ms = lane.cost.ms(n + others, others + 1, n * (position + n / 2))
+                load = _load(cls._split(prefilling, n))
+                ms = lane.cost.ms(*map(sum, zip(beside, load, strict=True)))
                 if ms > limit:
                     break
                 if n / ms >= rate:
                     rows, rate = n, n / ms
             return rows, rate
 
-        rows, rate = best(decode_rows)
-        if decode_rows == 0:
+        rows, rate = best(decoding)
+        if not decoding:
             return max(rows, 1), True
-        rows_alone, rate_alone = best(0)
+        rows_alone, rate_alone = best([])
         if rate < _MIXED_IS_POOR * rate_alone or rows == 0:
             return max(rows_alone, 1), True
         return rows, False
@@ -314,21 +319,30 @@ class Scheduler:
         self._steps += 1
         rows: list[Row] = []
         picks: list[Pick] = []
-        context = decode_rows = outputs = 0
+        decode_rows = 0
+        _, outputs, context = _load(shares)
         for s, n in shares:
             assert s.kv is not None
             if s.decoding:
                 decode_rows += 1
             sampled = n == s.pending
-            outputs += sampled
             last = s.computed + n - 1
             rows += [Row(s.kv, s.tokens[i], i, sampled and i == last) for i in range(s.computed, s.computed + n)]
-            context += n * s.computed + n * (n - 1) // 2
             lane.kv.extend(s.kv, s.tokens[s.computed : s.computed + n])
             s.last_step = self._steps
             picks.append(Pick(s, n, sampled))
         predicted = lane.cost.ms(len(rows), outputs, context)
         return Step(lane.model, lane.kv.take_ops(), rows, picks, decode_rows, outputs, context, predicted)
+
+
+def _load(shares: list[tuple[Sequence, int]]) -> tuple[int, int, int]:
+    """Rows, outputs and context of a step of `shares`."""
+    rows = outputs = context = 0
+    for s, n in shares:
+        rows += n
+        outputs += n == s.pending
+        context += n * s.computed + n * (n - 1) // 2
+    return rows, outputs, context
 
 
 def _sizes(wanted: int) -> list[int]:

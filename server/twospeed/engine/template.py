@@ -18,6 +18,7 @@ import jinja2.ext
 import jinja2.sandbox
 
 _MAX_REPEAT = 1_000_000
+_MAX_BITS = 1_000  # one multiplication of huge numbers could not be stopped
 
 
 class TemplateError(Exception):
@@ -34,6 +35,8 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         if operator == "**":
             raise TemplateError("the chat template may not use **")
+        if isinstance(left, int) and isinstance(right, int) and left.bit_length() + right.bit_length() > _MAX_BITS:
+            raise TemplateError("the chat template computes too large a number")
         for text, times in ((left, right), (right, left)):
             if hasattr(text, "__len__") and isinstance(times, int) and len(text) * times > _MAX_REPEAT:
                 raise TemplateError("the chat template repeats something too often")

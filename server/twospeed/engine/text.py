@@ -28,7 +28,10 @@ class TextStream:
         """No more bytes come: returns what was held back. Half a character becomes U+FFFD."""
         text = self._take(self._decoder.decode(b"", final=True))
         held, self._held = self._held, ""
-        return text + held
+        hit = self._first(held)
+        if hit is not None:
+            self.stopped = True
+        return text + held[:hit]
 
     def _take(self, new: str) -> str:
         if self.stopped:
@@ -36,15 +39,18 @@ class TextStream:
         if not self._stop:
             return new
         text = self._held + new
-        hits = [at for at in map(text.find, self._stop) if at >= 0]
-        if hits:
+        hit = self._first(text)
+        cut = len(text) - max(_overlap(text, stop) for stop in self._stop)
+        if hit is not None and hit <= cut:
             self.stopped = True
             self._held = ""
-            return text[: min(hits)]
-        keep = max(_overlap(text, stop) for stop in self._stop)
-        cut = len(text) - keep
-        self._held = text[cut:]
+            return text[:hit]
+        self._held = text[cut:]  # maybe with a whole stop string in it, when a longer one may begin before that
         return text[:cut]
+
+    def _first(self, text: str) -> int | None:
+        """Where the first stop string in `text` begins."""
+        return min((at for stop in self._stop if (at := text.find(stop)) >= 0), default=None)
 
 
 def _overlap(text: str, stop: str) -> int:

@@ -130,6 +130,10 @@ class Catalog:
         """The names of the models that are loaded at start."""
         return [name for name, entry in self._entries.items() if entry.model.preload]
 
+    def settled(self) -> bool:
+        """Whether every model with `preload` is loaded, or has failed for now."""
+        return all(self._entries[name].state in ("ready", "failed") for name in self.preloaded())
+
     def status(self, name: str) -> ModelStatus:
         """How model `name` (no alias) stands."""
         entry = self._entries[name]

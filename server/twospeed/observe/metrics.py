@@ -15,7 +15,7 @@ from prometheus_client.exposition import choose_encoder
 
 from ..types import Chunk, StepStats
 
-disable_created_metrics()  # a timestamp beside every series would double the page
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a timestamp beside every series would double the page
 
 _TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _GAP_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2.5, 10)
@@ -67,12 +67,14 @@ class Metrics:
     def watch_model(self, model: str, *, admitted: Callable[[], float], ready: Callable[[], float]) -> None:
         """Read `admitted` (sequences) and `ready` (0 or 1) of `model` whenever somebody scrapes."""
         self._admitted.labels(model).set_function(admitted)
+        self._ready.labels(model).set_function(ready)
         # The engine reports with its steps, and after the last one is cancelled there is none: what holds no
         # permit doesn't run.
         last = self._last.setdefault(model, _LastStep())
-        self._running.labels(model).set_function(lambda: min(last.running, admitted()))
-        self._waiting.labels(model).set_function(lambda: min(last.waiting, admitted()))
-        self._ready.labels(model).set_function(ready)
+        self._running.labels(model).set_function(lambda: min(last.stats.running, admitted()) if last.stats else 0)
+        self._waiting.labels(model).set_function(lambda: min(last.stats.waiting, admitted()) if last.stats else 0)
+        self._kv_used.labels(model).set_function(lambda: last.stats.kv_used if last.stats else 0)
+        self._kv_total.labels(model).set_function(lambda: last.stats.kv_total if last.stats else 0)
 
     def tier(self, model: str, tier: str) -> TierMetrics:
         """The series of one (model, service tier): looked up once per request, not once per token."""
@@ -104,15 +106,11 @@ class Metrics:
                 decode_rows=self._rows.labels(stats.model, "decode"),
                 prefill_rows=self._rows.labels(stats.model, "prefill"),
                 last=self._last.setdefault(stats.model, _LastStep()),
-                kv_used=self._kv_used.labels(stats.model),
-                kv_total=self._kv_total.labels(stats.model),
             )
         series.seconds.observe(stats.ms / 1000)
         series.decode_rows.observe(stats.decode_rows)
         series.prefill_rows.observe(stats.prefill_rows)
-        series.last.running, series.last.waiting = stats.running, stats.waiting
-        series.kv_used.set(stats.kv_used)
-        series.kv_total.set(stats.kv_total)
+        series.last.stats = stats
 
     def render(self, accept: str) -> tuple[bytes, str]:
         """The exposition text and its content type, in the format that the `Accept` header asks for."""
@@ -122,8 +120,9 @@ class Metrics:
 
 @dataclass(slots=True)
 class _LastStep:
-    running: int = 0
-    waiting: int = 0
+    """What gauges are read from when somebody scrapes, so that a step costs them nothing."""
+
+    stats: StepStats | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +131,6 @@ class _ModelSteps:
     decode_rows: Histogram
     prefill_rows: Histogram
     last: _LastStep
-    kv_used: Gauge
-    kv_total: Gauge
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,9 +57,9 @@ class FakeVocab:
         while rest:
             found = min(((at, name) for name in _SPECIAL if (at := rest.find(name)) >= 0), default=None)
             if found is None:
-                return tokens + list(rest.encode())
+                return tokens + list(rest.encode("utf-8", "replace"))
             at, name = found
-            tokens += [*rest[:at].encode(), _SPECIAL[name]]
+            tokens += [*rest[:at].encode("utf-8", "replace"), _SPECIAL[name]]
             rest = rest[at + len(name) :]
         return tokens
 
@@ -83,7 +83,7 @@ class FakeRunner:
         context = _CONTEXT if model.context == "auto" else model.context
         kv_tokens = context if model.kv_tokens == "auto" else model.kv_tokens
         self.vocab = FakeVocab()
-        self.info = RunnerInfo("fake", context, kv_tokens, 512, 0, 0, True, "fp_fake")
+        self.info = RunnerInfo("fake", min(context, kv_tokens), kv_tokens, 512, 0, 0, True, "fp_fake")
         self._seqs: list[list[int]] = [[] for _ in range(max_seqs)]
         self._cells: list[list[object]] = [[] for _ in range(max_seqs)]
 

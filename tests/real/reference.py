@@ -1,0 +1,62 @@
+"""A plain one-sequence llama.cpp greedy loop, to compare the server with. Nothing of twospeed is in here.
+
+    python reference.py < job.json > answer.json
+
+The job: {"path", "threads", "prompts": [text, ..], "tokens": n}; prompts are rendered chat prompts. For each the answer has
+the token ids, their text, and at each step the difference between the two best logits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import sys
+from typing import Any
+
+import llama_cpp
+import numpy as np
+
+
+def main() -> None:
+    job = json.load(sys.stdin)
+    llama_cpp.llama_backend_init()
+    params = llama_cpp.llama_model_default_params()
+    params.n_gpu_layers = 0
+    model = llama_cpp.llama_model_load_from_file(job["path"].encode(), params)
+    vocab = llama_cpp.llama_model_get_vocab(model)
+    context = llama_cpp.llama_context_default_params()
+    context.n_ctx = 4096
+    context.n_batch = context.n_ubatch = 512
+    context.n_threads = context.n_threads_batch = job["threads"]
+    ctx = llama_cpp.llama_init_from_model(model, context)
+    answers = [greedy(ctx, vocab, prompt, job["tokens"]) for prompt in job["prompts"]]
+    json.dump(answers, sys.stdout)
+
+
+def greedy(ctx: Any, vocab: Any, prompt: str, count: int) -> dict[str, Any]:
+    data = prompt.encode()
+    buffer = (llama_cpp.llama_token * (len(data) + 8))()
+    n = llama_cpp.llama_tokenize(vocab, data, len(data), buffer, len(buffer), True, True)
+    tokens, gaps, text = [], [], b""
+    llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(ctx), True)
+    pending = list(buffer[:n])
+    size = llama_cpp.llama_vocab_n_tokens(vocab)
+    while len(tokens) < count:
+        array = (llama_cpp.llama_token * len(pending))(*pending)  # kept: the batch only points at it
+        assert llama_cpp.llama_decode(ctx, llama_cpp.llama_batch_get_one(array, len(pending))) == 0
+        logits = np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(ctx, -1), (size,))
+        token = int(logits.argmax())
+        best_two = np.partition(logits, -2)[-2:]
+        tokens.append(token)
+        gaps.append(float(best_two[1] - best_two[0]))
+        if llama_cpp.llama_vocab_is_eog(vocab, token):
+            break
+        piece = ctypes.create_string_buffer(256)
+        length = llama_cpp.llama_token_to_piece(vocab, token, piece, len(piece), 0, False)
+        text += piece.raw[:length]
+        pending = [token]
+    return {"tokens": tokens, "gaps": gaps, "text": text.decode("utf-8", "replace")}
+
+
+if __name__ == "__main__":
+    main()
