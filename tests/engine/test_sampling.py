@@ -112,39 +112,30 @@ _penalty = st.integers(-8, 8).map(lambda n: n / 4)
     logits=st.lists(_exact, min_size=4, max_size=4, unique=True),
     prompt=st.lists(st.integers(0, 3), min_size=1, max_size=4),
     output=st.lists(st.integers(0, 3), max_size=6),
-    presence=_penalty,
-    frequency=_penalty,
-    repetition=st.sampled_from([0.5, 1.0, 2.0, 4.0]),
-    bias=st.dictionaries(st.integers(0, 3), st.integers(-100, 100).map(float), max_size=3),
+    s=st.builds(
+        Sampling,
+        temperature=st.just(0.0),
+        presence_penalty=_penalty,
+        frequency_penalty=_penalty,
+        repetition_penalty=st.sampled_from([0.5, 1.0, 2.0, 4.0]),
+        logit_bias=st.dictionaries(st.integers(0, 3), st.integers(-100, 100).map(float), max_size=3),
+    ),
 )
 @settings(deadline=None, max_examples=300)
 def test_bias_and_penalties_follow_the_published_formulas(
-    logits: list[float],
-    prompt: list[int],
-    output: list[int],
-    presence: float,
-    frequency: float,
-    repetition: float,
-    bias: dict[int, float],
+    logits: list[float], prompt: list[int], output: list[int], s: Sampling
 ) -> None:
     """mu[j] - c[j] * frequency - (c[j] > 0) * presence (OpenAI); x / r or x * r for what was seen (CTRL)."""
-    s = Sampling(
-        temperature=0,
-        presence_penalty=presence,
-        frequency_penalty=frequency,
-        repetition_penalty=repetition,
-        logit_bias=bias,
-    )
     sampler = Sampler(s, prompt, NONE, 0)
     for token in output:
         sampler.accept(token)
     expected = []
     counts = Counter(output)
     for token, value in enumerate(logits):
-        x = value + bias.get(token, 0.0)
+        x = value + s.logit_bias.get(token, 0.0)
         if token in prompt or token in output:
-            x = x / repetition if x > 0 else x * repetition
-        expected.append(x - counts[token] * frequency - (counts[token] > 0) * presence)
+            x = x / s.repetition_penalty if x > 0 else x * s.repetition_penalty
+        expected.append(x - counts[token] * s.frequency_penalty - (counts[token] > 0) * s.presence_penalty)
     assert sampler.choose(row(*logits)) == expected.index(max(expected))
 
 
@@ -171,17 +162,18 @@ def test_a_bias_of_100_forces_and_of_minus_100_bans() -> None:
 @given(
     logits=st.lists(st.floats(-30, 30, width=32), min_size=6, max_size=6),
     eog=st.frozensets(st.integers(0, 5), min_size=1, max_size=5),
-    temperature=st.sampled_from([0.0, 0.7, 2.0]),
-    top_p=st.sampled_from([0.3, 1.0]),
-    top_k=st.sampled_from([0, 6]),
+    s=st.builds(
+        Sampling,
+        temperature=st.sampled_from([0.0, 0.7, 2.0]),
+        top_p=st.sampled_from([0.3, 1.0]),
+        top_k=st.sampled_from([0, 6]),
+        ignore_eos=st.just(True),
+        logit_bias=st.just({0: 100.0, 3: 100.0}),
+    ),
     seed=st.integers(0, 1000),
 )
 @settings(deadline=None)
-def test_ignore_eos_never_yields_an_end_token(
-    logits: list[float], eog: frozenset[int], temperature: float, top_p: float, top_k: int, seed: int
-) -> None:
-    bias = dict.fromkeys(eog, 100.0)
-    s = Sampling(temperature=temperature, top_p=top_p, top_k=top_k, ignore_eos=True, logit_bias=bias)
+def test_ignore_eos_never_yields_an_end_token(logits: list[float], eog: frozenset[int], s: Sampling, seed: int) -> None:
     sampler = Sampler(s, [0], eog, seed)
     assert not {sampler.choose(row(*logits)) for _ in range(5)} & eog
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from twospeed.config import Model
 from twospeed.engine.cost import Curves, StepCost
-from twospeed.engine.kv import Copy, KvCache
+from twospeed.engine.kv import SHORTEST_CHUNK, TILE, Copy, KvCache
 from twospeed.engine.runner.base import Row
 from twospeed.engine.runner.fake import FakeRunner
 from twospeed.engine.scheduler import Lane, Limits, Scheduler, Sequence, Step
@@ -142,6 +142,9 @@ class Device:
         limits = lane.limits
         assert 0 < len(step.rows) <= limits.max_rows
         assert len({id(p.sequence) for p in step.picks}) == len(step.picks)
+        load = (len(step.rows), sum(row.logits for row in step.rows), sum(row.pos for row in step.rows))
+        assert (len(step.rows), step.outputs, step.context) == load
+        assert step.predicted_ms == lane.cost.ms(*load)
         if len(step.rows) == 1:
             return  # the smallest step there is
         decoding = [p.sequence.computed for p in step.picks if p.sequence.decoding]
@@ -295,8 +298,10 @@ def test_siblings_wait_for_the_first_one_and_share_its_prompt() -> None:
     leader = device.add(prompt, 5)
     others = [device.add(prompt, 5, leader=leader) for _ in range(3)]
     device.drain()
-    assert [s.cached for s in [leader, *others]] == [0, 80, 80, 80]
-    assert sum(len(rows) for _, _, rows, *_ in device.plans) == 81 + 3 + 4 * 4
+    again = [81 - s.cached for s in others]
+    assert leader.cached == 0
+    assert all(1 <= n < SHORTEST_CHUNK + TILE for n in again)
+    assert sum(len(rows) for _, _, rows, *_ in device.plans) == 81 + sum(again) + 4 * 4
 
 
 @pytest.mark.parametrize("when", ["queued", "prefilling"])
@@ -335,6 +340,22 @@ def test_a_running_stream_goes_on_while_a_long_prompt_comes() -> None:
         if stream.generated > seen:
             seen, gap, at = stream.generated, max(gap, device.now - at), device.now
     assert gap <= 0.080 + 1e-9  # a step of its own for the prompt, and the next one
+
+
+def test_prefill_and_decode_take_turns_where_they_mix_poorly() -> None:
+    """A tile of 8 rows within the limit: seven streams leave one row, a step of its own has eight."""
+    device = Device([Setup(max_step_ms=16, slots=8, per_output=0)])
+    streams = [device.add([_BOS, *b"abc"], 300, namespace=str(i)) for i in range(7)]
+    while not all(s.generated for s in streams):
+        device.step()
+    prompt = device.add([_BOS, *b"abcdefgh" * 50], 1)
+    kinds = []
+    while not prompt.done:
+        step = device.step()
+        assert step
+        kinds.append((step.decode_rows, len(step.rows) - step.decode_rows))
+    assert set(kinds[:-1]) == {(7, 0), (0, 8)}
+    assert all(a != b for a, b in itertools.pairwise(kinds))
 
 
 def test_a_short_prompt_does_not_wait_for_a_long_one_before_it() -> None:

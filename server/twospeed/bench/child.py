@@ -84,7 +84,8 @@ class _Log:
 
     def close(self) -> None:
         self._thread.join(_STOP_S)
-        self._stream.close()
+        if not self._thread.is_alive():  # else an engine still holds the pipe, and closing would wait for its lock
+            self._stream.close()
 
 
 def _end(process: subprocess.Popen[str]) -> None:

@@ -16,6 +16,7 @@ PREFILL_BESIDE = 0.4
 SHARES, SHARE = 0.9, 0.45
 
 _WIDTH = 34
+_BUSY = 0.5  # of all hardware threads
 
 
 def ask(name: str, value: float | None, relation: Literal[">=", "<="], limit: float) -> Ask:
@@ -119,9 +120,11 @@ def text_of(line: Line) -> str:
 
 def head_of(report: Report) -> list[str]:
     m = report.machine
-    where = f"{m['cpu']}, {m['cores']} cores ({m['cpus']} threads), {m['system']} {m['arch']}"
+    where = f"{m.cpu}, {m.cores} cores ({m.cpus} threads), {m.system} {m.arch}"
     versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
-    lines = [f"machine: {where}, load {m['load']:.2f} at the start", f"versions: {versions}"]
+    lines = [f"machine: {where}, load {m.load:.2f} at the start", f"versions: {versions}"]
+    if m.load > _BUSY * m.cpus:
+        lines.append("warning: other work has the cores; threads that wait for each other then lose far more than half")
     if report.url:
         lines.append(f"server: {report.url}; figures of the machine are this one's")
     return lines
@@ -134,4 +137,6 @@ def summary_of(report: Report) -> str:
     text = f"{met} of {len(asks)} asks met"
     if missing:
         text += f", {missing} not measured"
-    return f"{text}, in {report.seconds:.0f} s"
+    if report.errors:
+        text += f", {len(report.errors)} measures failed"
+    return f"{text}; {report.seconds:.0f} s, load {report.load_at_end:.2f} at the end"

@@ -114,14 +114,29 @@ class ModelReport(msgspec.Struct):
     arrival: Arrival | None = None
 
 
+class Machine(msgspec.Struct, frozen=True):
+    """Where it was measured. `load`: busy threads in the minute before the start, other programs' included."""
+
+    cpu: str
+    features: list[str]
+    cores: int
+    cpus: int
+    system: str
+    arch: str
+    memory_total: int
+    memory_available: int
+    load: float
+
+
 class Report(msgspec.Struct):
     """All of a run. `errors`: what failed to run."""
 
-    machine: dict[str, str | int | float | list[str]]
+    machine: Machine
     versions: dict[str, str]
     started: str
     url: str | None = None
     seconds: float = 0.0
+    load_at_end: float = 0.0
     models: dict[str, ModelReport] = {}
     pair: Pair | None = None
     pair_lines: list[Line] = []

@@ -25,7 +25,7 @@ from . import measures, report
 from .child import bare_decode, serving, until_ready
 from .client import BenchError, Endpoint
 from .measures import ONE_TOKENS, Bare, Subject
-from .results import Line, ModelReport, Report
+from .results import Line, Machine, ModelReport, Report
 from .workloads import Prompts
 
 _BOUND_S = 120.0  # a measure that takes longer says nothing any more
@@ -69,6 +69,7 @@ def quick(config: Config, names: list[str], url: str | None, key: str | None, vo
             asyncio.run(run.all())
         finally:
             started.seconds = time.monotonic() - begun
+            started.load_at_end = look().load
         say(report.summary_of(started))
         return started
 
@@ -197,19 +198,19 @@ def _is_here(endpoint: Endpoint) -> bool:
         return host == "localhost"
 
 
-def _machine() -> dict[str, str | int | float | list[str]]:
+def _machine() -> Machine:
     m = look()
-    return {
-        "cpu": m.cpu,
-        "cores": m.cores,
-        "cpus": m.cpus,
-        "features": list(m.features),
-        "system": m.system,
-        "arch": m.arch,
-        "memory_total": m.memory_total,
-        "memory_available": m.memory_available,
-        "load": m.load,
-    }
+    return Machine(
+        cpu=m.cpu,
+        features=list(m.features),
+        cores=m.cores,
+        cpus=m.cpus,
+        system=m.system,
+        arch=m.arch,
+        memory_total=m.memory_total,
+        memory_available=m.memory_available,
+        load=m.load,
+    )
 
 
 def _versions() -> dict[str, str]:

@@ -5,23 +5,17 @@ A client like any other: it knows the HTTP API and nothing of the server's insid
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import typer
 
-if TYPE_CHECKING:
-    import httpx
+from .chat_client import Answer, ChatError, Client, connect
 
 KEY_ENV = "TWOSPEED_API_KEY"
 _URL = "http://127.0.0.1:8000"
-_CONNECT_S, _SILENCE_S = 5.0, 600.0  # a queued request or a long prompt is silent for long
-_HELP = "/reset forgets the conversation, /model [NAME] shows or changes the model, /exit or Ctrl-D ends, Ctrl-C stops an answer"
+_HELP = "/reset forgets what was said, /model [NAME] changes the model, Ctrl-C stops an answer, /exit or Ctrl-D ends"
 # What a model writes must not drive the terminal: all control characters but tab and line feed are dropped.
 _CONTROLS = {code: None for code in (*range(32), *range(127, 160)) if code not in (9, 10)}
 
@@ -44,7 +38,7 @@ def chat(
     """Chat with a running server. With PROMPT, or in a pipe: one answer on stdout, its figures on stderr."""
     piped = None if sys.stdin is None or sys.stdin.isatty() else sys.stdin.read().strip()
     try:
-        with _client(url) as client:
+        with connect(url, os.environ.get(KEY_ENV)) as client:
             talk = Talk(client, model or _pick(client.models()), system)
             if prompt is None and piped is None:
                 _converse(talk)
@@ -57,122 +51,6 @@ def chat(
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
-
-
-class ChatError(Exception):
-    """What the user is told instead of an answer, in one line."""
-
-
-class Answer(NamedTuple):
-    """An answer's text and figures; `usage` is empty where it was stopped."""
-
-    text: str
-    model: str
-    tier: str
-    ttft_s: float
-    decode_s: float
-    finish_reason: str | None
-    usage: dict[str, Any]
-    timings: dict[str, Any]
-
-
-class Client:
-    """The HTTP side."""
-
-    def __init__(self, http: httpx.Client, url: str) -> None:
-        self._http = http
-        self._url = url
-
-    def models(self) -> list[dict[str, Any]]:
-        """The server's models. Raises ChatError."""
-        with self._plain_errors():
-            response = self._http.get("/v1/models")
-            if response.status_code != 200:
-                raise ChatError(_message(response.status_code, response.content))
-            models: list[dict[str, Any]] = response.json()["data"]
-            return models
-
-    def stream(self, model: str, messages: list[dict[str, str]], show: Callable[[str], None]) -> Answer:
-        """Have `messages` answered; `show` gets the text as it comes. Raises ChatError.
-
-        Leaving it, by Ctrl-C too, closes the connection, which ends the work on the server.
-        """
-        body = {"model": model, "messages": messages, "stream": True, "stream_options": {"include_usage": True}}
-        sent = time.perf_counter()
-        first = last = 0.0
-        texts: list[str] = []
-        answer = Answer("", model, "default", 0.0, 0.0, None, {}, {})
-        with self._plain_errors(), self._http.stream("POST", "/v1/chat/completions", json=body) as response:
-            if response.status_code != 200:
-                raise ChatError(_message(response.status_code, response.read()))
-            for data in _events(response.iter_bytes()):
-                if data == b"[DONE]":
-                    break
-                event = json.loads(data)
-                if "error" in event:
-                    raise ChatError(f"the answer broke off: {event['error'].get('message')}")
-                answer = answer._replace(
-                    model=event.get("model") or answer.model,
-                    tier=event.get("service_tier") or answer.tier,
-                    usage=event.get("usage") or answer.usage,
-                    timings=event.get("timings") or answer.timings,
-                )
-                for choice in event["choices"]:
-                    answer = answer._replace(finish_reason=choice.get("finish_reason") or answer.finish_reason)
-                    if text := choice["delta"].get("content"):
-                        last = time.perf_counter()
-                        first = first or last
-                        texts.append(text)
-                        show(text)
-            else:
-                raise ChatError("the answer broke off: the server closed the connection")
-        return answer._replace(text="".join(texts), ttft_s=first - sent if first else 0.0, decode_s=last - first)
-
-    @contextmanager
-    def _plain_errors(self) -> Iterator[None]:
-        import httpx
-
-        try:
-            yield
-        except httpx.ConnectError as error:
-            raise ChatError(f"no server answers at {self._url}; start one with: twospeed serve") from error
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise ChatError(f"{self._url}: {error or type(error).__name__}") from error
-        except (ValueError, KeyError, TypeError) as error:
-            raise ChatError(f"{self._url} does not answer as this API does") from error
-
-
-@contextmanager
-def _client(url: str) -> Iterator[Client]:
-    import httpx
-
-    base = url.rstrip("/").removesuffix("/v1")
-    key = os.environ.get(KEY_ENV)
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    timeout = httpx.Timeout(_SILENCE_S, connect=_CONNECT_S)
-    try:
-        http = httpx.Client(base_url=base, headers=headers, timeout=timeout)
-    except httpx.InvalidURL as error:
-        raise ChatError(f"{url}: {error}") from error
-    with http:
-        yield Client(http, base)
-
-
-def _events(parts: Iterator[bytes]) -> Iterator[bytes]:
-    """The data of server-sent events. Not httpx's iter_lines: it also ends lines at U+2028, which text may hold."""
-    rest = b""
-    for part in parts:
-        *lines, rest = (rest + part).split(b"\n")
-        for line in lines:
-            if line.startswith(b"data:"):
-                yield line[5:].strip()
-
-
-def _message(status: int, body: bytes) -> str:
-    try:
-        return str(json.loads(body)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
-        return f"the server answered with status {status}"
 
 
 def _pick(models: list[dict[str, Any]]) -> str:

@@ -19,6 +19,9 @@ from .cost import StepCost
 from .kv import KvCache, Op
 from .runner.base import Row
 
+SHORTEST_CHUNK = 8
+"""Prefill in chunks of this many rows and more, each a multiple of 4 but the last, comes out of llama.cpp's CPU
+kernels bit for bit as from one whole batch; other cuts change the last bits."""
 _RESERVE = 256  # output tokens a sequence is admitted with; it grows beyond them while there is room
 _STREAM_FACTOR = 6.0  # `max_step_ms: auto`: a prompt may slow a stream down this much,
 _SMOOTH_MS = 250.0  # or to this gap, where many streams run
@@ -271,9 +274,7 @@ class Scheduler:
             for n in _sizes(wanted):
                 load = _load(cls._split(prefilling, n))
                 ms = lane.cost.ms(*map(sum, zip(beside, load, strict=True)))
-                if ms > limit:
-                    break
-                if n / ms >= rate:
+                if ms <= limit and n / ms >= rate:
                     rows, rate = n, n / ms
             return rows, rate
 
@@ -346,5 +347,7 @@ def _load(shares: list[tuple[Sequence, int]]) -> tuple[int, int, int]:
 
 
 def _sizes(wanted: int) -> list[int]:
-    """Chunk sizes to consider: all small ones, then multiples of 16 (a tile), and `wanted` itself."""
-    return [*range(1, min(wanted, 16) + 1), *range(32, wanted + 1, 16), *([wanted] if wanted > 16 else [])]
+    """Chunk sizes to consider: those after which a lone prompt's prefill gives the same bits as in one go, and for
+    where none of those fits the limit, the small ones."""
+    exact = [n for n in (SHORTEST_CHUNK, 12, *range(16, wanted, 16)) if n <= wanted - SHORTEST_CHUNK]
+    return [*range(1, min(wanted, SHORTEST_CHUNK)), *exact, wanted]

@@ -74,7 +74,7 @@ class ChatTemplate:
         self._tokens = {"bos_token": bos_text, "eos_token": eos_text}
         self._timeout = timeout_s
 
-    def render(self, messages: list[dict[str, Any]], **kwargs: Any) -> str:
+    def render(self, messages: list[dict[str, Any]], /, **kwargs: Any) -> str:
         """The prompt for `messages`, ready for the assistant's turn. Raises TemplateError."""
         try:
             with _Deadline(self._timeout):

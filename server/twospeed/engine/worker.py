@@ -226,7 +226,8 @@ def _end_with_parent() -> None:
 
 def main(to_engine: str, from_engine: str, template_timeout_s: str, costs_folder: str) -> None:
     """The process's life. `to_engine`, `from_engine`: zmq addresses that the parent has bound."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides
+    for number in (signal.SIGINT, signal.SIGTERM):  # they may reach the whole group; the parent decides
+        signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     threading.Thread(target=_end_with_parent, daemon=True).start()
     settings = Settings(float(template_timeout_s), Path(costs_folder))

@@ -162,10 +162,11 @@ class LlamaRunner:
         self.vocab = LlamaVocab(self._model)
         size: int = C.llama_model_size(self._model)
         recurrent = C.llama_model_is_recurrent(self._model) or C.llama_model_is_hybrid(self._model)
+        kv_tokens = min(kv_tokens, C.llama_n_ctx(self._ctx))
         self.info = RunnerInfo(
             description=_description(self._model),
-            context=context,
-            kv_tokens=min(kv_tokens, C.llama_n_ctx(self._ctx)),
+            context=min(context, kv_tokens),
+            kv_tokens=kv_tokens,
             max_rows=_MAX_ROWS,
             parameters=C.llama_model_n_params(self._model),
             size_bytes=size,
