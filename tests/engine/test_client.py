@@ -63,7 +63,7 @@ async def text_of(client: EngineClient, request: GenerateRequest) -> str:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
+    while not condition():  # noqa: ASYNC110 - another process does it and nobody is told
         await asyncio.sleep(0.01)
 
 
@@ -117,10 +117,9 @@ def test_bad_requests_are_refused_with_the_field(tmp_path: Path) -> None:
                 await text_of(client, chat("x" * 5000))
             assert too_long.value.code == "context_length_exceeded"
             assert "4096" in too_long.value.message
+            nobody = ChatPrompt([{"role": "nobody", "content": "x"}])
             with pytest.raises(ApiError) as role:
-                bad = chat("x")
-                prompt = ChatPrompt([{"role": "nobody", "content": "x"}])
-                await text_of(client, GenerateRequest(id="b", model="fast", prompt=prompt, sampling=bad.sampling))
+                await text_of(client, GenerateRequest(id="b", model="fast", prompt=nobody))
             assert (role.value.code, role.value.param) == ("invalid_template", "messages")
             with pytest.raises(ApiError) as unknown:
                 await text_of(client, GenerateRequest(id="u", model="smart", prompt=TextPrompt("x")))
@@ -222,7 +221,7 @@ def test_close_fails_what_still_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
             async def consume() -> None:
                 async for chunk in client.generate(endless()):
-                    chunks.append(chunk)
+                    chunks.append(chunk)  # noqa: PERF401 - one by one, as the test waits for the first
 
             task = asyncio.create_task(consume())
             await until(lambda: bool(chunks))

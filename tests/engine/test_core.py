@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from twospeed.config import Model
 from twospeed.engine.core import Core, max_seqs
 from twospeed.engine.cost import Curves
-from twospeed.engine.kv import SHORTEST_CHUNK, TILE
 from twospeed.engine.memo import TokenMemo
 from twospeed.engine.prepare import Preparer, RejectedError
 from twospeed.engine.runner.base import Logits, Row
@@ -31,7 +30,6 @@ from twospeed.types import (
     Usage,
 )
 
-RECOMPUTED = SHORTEST_CHUNK + TILE - 1
 """Rows of a known prompt that are prefilled again at most."""
 
 
@@ -191,7 +189,7 @@ def test_siblings_share_one_prefill_of_the_prompt() -> None:
     answers = [engine.answer(name, i) for i in range(4)]
     again = [a.timings.prompt_n for a in answers[1:]]
     assert answers[0].usage.cached_tokens == 0
-    assert all(1 <= n <= RECOMPUTED for n in again)
+    assert again == [1, 1, 1]
     assert engine.runner.rows == 241 + sum(again) + 4 * 4
     assert len({a.text for a in answers}) == 1
 
@@ -221,7 +219,7 @@ def test_the_same_prompt_again_is_cached_but_for_a_few_tokens() -> None:
     first, second = engine.run("abcdefgh" * 5, max_tokens=3), engine.run("abcdefgh" * 5, max_tokens=3)
     assert first.usage.cached_tokens == 0
     assert second.usage.prompt_tokens == 41
-    assert 41 - RECOMPUTED <= second.usage.cached_tokens < 41
+    assert second.usage.cached_tokens == 40
     assert second.text == first.text
 
 
@@ -231,7 +229,7 @@ def test_namespaces_never_share_a_prefix() -> None:
     assert engine.run(prompt, max_tokens=3, namespace="alice").usage.cached_tokens == 0
     assert engine.run(prompt, max_tokens=3, namespace="bob").usage.cached_tokens == 0
     assert engine.run(prompt, max_tokens=3).usage.cached_tokens == 0
-    assert engine.run(prompt, max_tokens=3, namespace="alice").usage.cached_tokens >= 41 - RECOMPUTED
+    assert engine.run(prompt, max_tokens=3, namespace="alice").usage.cached_tokens == 40
 
 
 def test_running_namespaces_never_share_a_prefix_either() -> None:
@@ -304,7 +302,7 @@ def test_usage_and_timings_add_up() -> None:
     assert engine.answer(first).timings.queue_ms == 0
     assert engine.answer(first).timings.predicted_ms == pytest.approx(4 * 2)
     assert engine.answer(second).timings.queue_ms == pytest.approx((ends[first] - start) * 1000)
-    assert engine.answer(second).timings.prompt_n <= RECOMPUTED
+    assert engine.answer(second).timings.prompt_n == 1
     assert engine.answer(second).timings.prompt_ms == pytest.approx(1 + engine.answer(second).timings.prompt_n)
 
 

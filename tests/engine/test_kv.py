@@ -21,12 +21,6 @@ def common(a: list[int], b: list[int]) -> int:
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(a, b, strict=False)))
 
 
-def exact_cut(length: int, total: int) -> int:
-    """The longest whole number of tiles, at least a shortest chunk, that leaves at least a shortest chunk."""
-    cuts = [n for n in range(0, length + 1, 4) if n >= 8 and total - n >= 8]
-    return max(cuts, default=0)
-
-
 class _Machine(RuleBasedStateMachine):
     """`cache` is what the runner would hold: a list of (token, cell) for each sequence id."""
 
@@ -62,21 +56,21 @@ class _Machine(RuleBasedStateMachine):
     def cells(self, seqs: list[int] | range) -> int:
         return len({id(cell) for seq in seqs for _, cell in self.cache[seq]})
 
-    def best(self, tokens: list[int], namespace: str, exact: bool) -> int:
+    def best(self, tokens: list[int], namespace: str) -> int:
         """The longest prefix that may be taken up, by looking at everything."""
         lengths = [0]
         for seq in range(SEQS):
             held = self.tokens(seq)
             length = min(common(held, tokens), len(tokens) - 1)
             if held and self.namespace[seq] == namespace and (self.partial or length == len(held)):
-                lengths.append(length if length == len(held) or not exact else exact_cut(length, len(tokens)))
+                lengths.append(length)
         return max(lengths)
 
     @precondition(lambda self: len(self.hot) < SEQS - 1)
-    @rule(tokens=_tokens, namespace=_namespaces, exact=st.booleans())
-    def start(self, tokens: list[int], namespace: str, exact: bool) -> None:
-        donor, length = self.kv.match(tokens, namespace, exact=exact)
-        assert length == self.best(tokens, namespace, exact)
+    @rule(tokens=_tokens, namespace=_namespaces)
+    def start(self, tokens: list[int], namespace: str) -> None:
+        donor, length = self.kv.match(tokens, namespace)
+        assert length == self.best(tokens, namespace)
         if donor is None:
             assert length == 0
         else:
@@ -162,24 +156,15 @@ def test_namespaces_never_match_each_other() -> None:
     finished(kv, list(range(20)), "alice")
     assert kv.match(list(range(20)), "bob") == (None, 0)
     assert kv.match(list(range(20)), "") == (None, 0)
-    assert kv.match(list(range(20)), "alice", exact=False)[1] == 19
+    assert kv.match(list(range(20)), "alice")[1] == 19
 
 
 def test_one_token_is_left_to_decode() -> None:
     kv = KvCache(100, 4)
     seq = finished(kv, list(range(20)))
-    assert kv.match(list(range(20)), "", exact=False) == (seq, 19)
-    assert kv.match(list(range(30)), "", exact=False) == (seq, 20)
-    assert kv.match([0], "", exact=False) == (None, 0)
-
-
-def test_a_branch_is_cut_where_prefill_gives_the_same_bits_and_a_continuation_is_not_cut() -> None:
-    kv = KvCache(100, 4)
-    seq = finished(kv, list(range(22)))
-    assert kv.match([*range(19), *[99] * 20], "") == (seq, 16)
-    assert kv.match([*range(21), 99], "") == (seq, 12)  # at least a shortest chunk is left
-    assert kv.match([*range(7), *[99] * 20], "") == (None, 0)
-    assert kv.match([*range(22), 99], "") == (seq, 22)
+    assert kv.match(list(range(20)), "") == (seq, 19)
+    assert kv.match(list(range(30)), "") == (seq, 20)
+    assert kv.match([0], "") == (None, 0)
 
 
 def test_a_sequence_that_cannot_be_cut_is_taken_up_whole_or_not_at_all() -> None:

@@ -2,8 +2,8 @@
 
     python reference.py < job.json > answer.json
 
-The job: {"path", "threads", "prompts": [text, ..], "tokens": n}; prompts are rendered chat prompts. For each the answer has
-the token ids, their text, and at each step the difference between the two best logits.
+The job: {"path", "threads", "prompts": [text, ..], "tokens": n}; prompts are rendered chat prompts. For each the answer
+has, step by step, the text of all tokens so far and the difference between the two best logits.
 """
 
 from __future__ import annotations
@@ -37,25 +37,28 @@ def greedy(ctx: Any, vocab: Any, prompt: str, count: int) -> dict[str, Any]:
     data = prompt.encode()
     buffer = (llama_cpp.llama_token * (len(data) + 8))()
     n = llama_cpp.llama_tokenize(vocab, data, len(data), buffer, len(buffer), True, True)
-    tokens, gaps, text = [], [], b""
+    gaps: list[float] = []
+    texts: list[str] = []
+    written = b""
     llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(ctx), True)
     pending = list(buffer[:n])
     size = llama_cpp.llama_vocab_n_tokens(vocab)
-    while len(tokens) < count:
+    while len(gaps) < count:
         array = (llama_cpp.llama_token * len(pending))(*pending)  # kept: the batch only points at it
         assert llama_cpp.llama_decode(ctx, llama_cpp.llama_batch_get_one(array, len(pending))) == 0
         logits = np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(ctx, -1), (size,))
         token = int(logits.argmax())
         best_two = np.partition(logits, -2)[-2:]
-        tokens.append(token)
         gaps.append(float(best_two[1] - best_two[0]))
         if llama_cpp.llama_vocab_is_eog(vocab, token):
+            texts.append(written.decode("utf-8", "replace"))
             break
         piece = ctypes.create_string_buffer(256)
         length = llama_cpp.llama_token_to_piece(vocab, token, piece, len(piece), 0, False)
-        text += piece.raw[:length]
+        written += piece.raw[:length]
+        texts.append(written.decode("utf-8", "replace"))
         pending = [token]
-    return {"tokens": tokens, "gaps": gaps, "text": text.decode("utf-8", "replace")}
+    return {"gaps": gaps, "texts": texts}
 
 
 if __name__ == "__main__":

@@ -280,6 +280,7 @@ def router(deps: Deps) -> APIRouter:
             max_tokens=body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens,
             stop=body.stops,
             n=body.n or 1,
+            cache_prompt=body.cache_prompt is not False,
             service_tier=body.service_tier or "auto",
         )
         return Generation(deps.gateway, call, ChatWire(include_usage=body.include_usage), stream=bool(body.stream))

@@ -168,6 +168,7 @@ def router(deps: Deps) -> APIRouter:
             n=n,
             service_tier=body.service_tier or "auto",
             echo=bool(body.echo),
+            cache_prompt=body.cache_prompt is not False,
         )
         wire = CompletionWire(include_usage=body.include_usage)
         return Generation(deps.gateway, call, wire, stream=bool(body.stream))

@@ -1,7 +1,7 @@
 """The parts of a request body that chat and plain completions share, as pydantic models.
 
 Fields that clients send and that change nothing here (`user`, `metadata`, `store`, `safety_identifier`,
-`reasoning_effort`, `verbosity`, `parallel_tool_calls`, `prediction`, `cache_prompt`, ...) are not listed: like
+`reasoning_effort`, `verbosity`, `parallel_tool_calls`, `prediction`, ...) are not listed: like
 any unknown field they are taken and ignored. What would change the output but isn't there yet is refused.
 """
 
@@ -94,6 +94,9 @@ class GenerationFields(WireModel):
     repetition_penalty: Penalty | None = Field(None, description="1: off")
     repeat_penalty: Penalty | None = Field(None, description="llama.cpp's name for repetition_penalty")
     ignore_eos: bool | None = Field(None, description="go on to max_tokens; for benchmarks")
+    cache_prompt: bool | None = Field(
+        None, description="false: compute the whole prompt again, so that a greedy answer is the same to the last bit"
+    )
 
     @property
     def stops(self) -> list[str]:

@@ -23,7 +23,7 @@ SHORTEST_CHUNK = 8
 """Prefill in chunks of this many rows and more, each a multiple of 4 but the last, comes out of llama.cpp's CPU
 kernels bit for bit as from one whole batch; other cuts change the last bits."""
 _RESERVE = 256  # output tokens a sequence is admitted with; it grows beyond them while there is room
-_STREAM_FACTOR = 6.0  # `max_step_ms: auto`: a prompt may slow a stream down this much,
+_STREAM_FACTOR = 4.75  # `max_step_ms: auto`: a prompt may slow a stream down this much,
 _SMOOTH_MS = 250.0  # or to this gap, where many streams run
 _MIXED_IS_POOR = 0.3  # of the prefill rate alone; below, prefill and decode take turns
 
@@ -271,7 +271,7 @@ class Scheduler:
         def best(others: list[Sequence]) -> tuple[int, float]:
             rows, rate = 0, 0.0
             beside = _load([(s, 1) for s in others])
-            for n in _sizes(wanted):
+            for n in _sizes(wanted, len(others)):
                 load = _load(cls._split(prefilling, n))
                 ms = lane.cost.ms(*map(sum, zip(beside, load, strict=True)))
                 if ms <= limit and n / ms >= rate:
@@ -346,8 +346,12 @@ def _load(shares: list[tuple[Sequence, int]]) -> tuple[int, int, int]:
     return rows, outputs, context
 
 
-def _sizes(wanted: int) -> list[int]:
-    """Chunk sizes to consider: those after which a lone prompt's prefill gives the same bits as in one go, and for
-    where none of those fits the limit, the small ones."""
+def _sizes(wanted: int, others: int) -> list[int]:
+    """Chunk sizes to consider beside `others` rows. Alone: those after which prefill gives the same bits as in one
+    go. In company the bits differ anyway: those that fill a tile of 16 rows. The small ones are for where none of
+    those fits the limit."""
+    if others:
+        tiles = [n - others for n in range(16, wanted + others, 16) if n > others]
+        return [*range(1, min(wanted, 16)), *(n for n in tiles if n >= 16), wanted]
     exact = [n for n in (SHORTEST_CHUNK, 12, *range(16, wanted, 16)) if n <= wanted - SHORTEST_CHUNK]
     return [*range(1, min(wanted, SHORTEST_CHUNK)), *exact, wanted]

@@ -48,6 +48,7 @@ class Call:
     """One client call: `n` sequences of each of its prompts.
 
     `id` names it in the engine and to the client. `started` is `time.perf_counter()` when its headers came.
+    `cache_prompt=False` takes up no earlier request's prefix, and leaves none to others.
     """
 
     id: str
@@ -61,6 +62,7 @@ class Call:
     n: int = 1
     service_tier: str = "auto"
     echo: bool = False
+    cache_prompt: bool = True
 
     @property
     def sequences(self) -> int:
@@ -81,7 +83,7 @@ class Call:
                 stop=self.stop,
                 n=self.n,
                 tier=tier,
-                namespace=self.principal.namespace,
+                namespace=self.principal.namespace if self.cache_prompt else f"{self.principal.namespace}/{self.id}",
                 echo=self.echo,
             )
             for number, prompt in enumerate(self.prompts)
