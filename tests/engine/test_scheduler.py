@@ -354,7 +354,7 @@ def test_prefill_and_decode_take_turns_where_they_mix_poorly() -> None:
         step = device.step()
         assert step
         kinds.append((step.decode_rows, len(step.rows) - step.decode_rows))
-    assert set(kinds[:-1]) == {(7, 0), (0, 8)}
+    assert set(kinds[:-6]) == {(7, 0), (0, 8)}  # the last chunks are uneven, to keep their bits
     assert all(a != b for a, b in itertools.pairwise(kinds))
 
 
