@@ -50,13 +50,15 @@ class Running:
     gateway: Gateway
     server: Server
     thread: threading.Thread
+    clients: contextlib.ExitStack
 
     @property
     def port(self) -> int:
         return int(self.url.rpartition(":")[2])
 
     def openai(self, **options: Any) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", max_retries=0, **{"api_key": "none"} | options)
+        client = openai.OpenAI(base_url=f"{self.url}/v1", max_retries=0, **{"api_key": "none"} | options)
+        return self.clients.enter_context(client)
 
     def metric(self, name: str, **labels: str) -> float:
         return metric(self.http.get("/metrics").text, f"twospeed_{name}", **labels)
@@ -99,8 +101,8 @@ def run_server(home: Path, config: dict[str, Any], env: dict[str, str] | None = 
             thread.start()
             try:
                 assert listening.wait(DEADLINE_S)
-                with httpx.Client(base_url=url, timeout=DEADLINE_S) as http:
-                    yield Running(url, http, web.state.gateway, server, thread)
+                with httpx.Client(base_url=url, timeout=DEADLINE_S) as http, contextlib.ExitStack() as clients:
+                    yield Running(url, http, web.state.gateway, server, thread, clients)
             finally:
                 server.stop()
                 thread.join(DEADLINE_S)

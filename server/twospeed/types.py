@@ -66,7 +66,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One client call for the engine: `n` sequences of one prompt.
 
     `max_tokens=None` means up to the model's context. `namespace` bounds prefix sharing: two requests share
-    cached prefixes only when it is equal. `echo` makes the prompt's text the head of each sequence's text.
+    cached prefixes only when it is equal, and not at all without `cache_prompt`. `echo` makes the prompt's text the
+    head of each sequence's text.
     """
 
     id: str
@@ -78,6 +79,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     n: int = 1
     tier: ServiceTier = "default"
     namespace: str = ""
+    cache_prompt: bool = True
     echo: bool = False
 
 

@@ -363,3 +363,14 @@ def test_together_every_request_gets_the_text_it_gets_alone(
             answer = together.answer(name, index)
             assert (answer.text, answer.reason) == (alone.text, alone.reason)
             assert answer.usage.completion_tokens == alone.usage.completion_tokens
+
+
+def test_without_cache_prompt_nothing_is_taken_up_and_nothing_is_left() -> None:
+    engine = Engine()
+    prompt = "abcdefgh" * 5
+    engine.run(prompt, max_tokens=3)
+    alone = engine.submit(prompt, max_tokens=3, n=2, cache_prompt=False)
+    engine.drain()
+    assert engine.answer(alone).usage.cached_tokens == 0
+    assert engine.answer(alone, 1).usage.cached_tokens == 40
+    assert engine.run(prompt + "ab", max_tokens=3, namespace=f"/{alone}").usage.cached_tokens == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,9 +27,11 @@ class Server:
 
     url: str
     config: Config
+    clients: ExitStack
 
     def sdk(self) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=300)
+        client = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=300)
+        return self.clients.enter_context(client)
 
     def http(self) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=300)
@@ -52,6 +55,6 @@ def server(real_model: Callable[[str], tuple[Path, Model]]) -> Iterator[Server]:
     for name in NAMES:
         real_model(name)
     config = load_config(find_config())
-    with serving(config, NAMES, None) as endpoint:
+    with serving(config, NAMES, None) as endpoint, ExitStack() as clients:
         asyncio.run(until_ready(endpoint, NAMES, print))
-        yield Server(endpoint.url, config)
+        yield Server(endpoint.url, config, clients)

@@ -39,7 +39,7 @@ PROMPTS = [
     "Write a JavaScript function that removes duplicates from an array.",
     "Name three uses for an old newspaper.",
     "What does the HTTP status 404 mean?",
-    "Write a regular expression that matches an e-mail address. " + "Say what each part of it does. " * 12,
+    "Write a regular expression that matches an e-mail address. Say what each part does.",
     "Continue: Once upon a time there was a small robot who",
 ]
 # What the models' own templates make of a single user message.

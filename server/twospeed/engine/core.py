@@ -67,7 +67,8 @@ class Core:
                 model=request.model,
                 tokens=list(prepared.tokens),
                 max_new=prepared.max_new,
-                namespace=request.namespace,
+                # Its siblings may share its prompt all the same.
+                namespace=request.namespace if request.cache_prompt else f"{request.namespace}/{request.id}",
                 leader=lives[0].sequence if lives else None,
                 arrived=now,
             )
@@ -153,7 +154,7 @@ class Core:
 
     def _finish(self, live: _Live, *, ended: bool) -> None:
         request = live.prepared.request
-        if isinstance(request.prompt, ChatPrompt) and not live.stream.stopped:
+        if request.cache_prompt and isinstance(request.prompt, ChatPrompt) and not live.stream.stopped:
             tokens = live.sequence.tokens[:-1] if ended else list(live.sequence.tokens)
             text = live.prepared.text + "".join(live.text)
             self._models[request.model].memo.remember(request.namespace, text, tokens)
@@ -164,7 +165,7 @@ class Core:
             del self._requests[request.id]
 
     def _drop(self, live: _Live) -> None:
-        self._scheduler.release(live.sequence)
+        self._scheduler.release(live.sequence, keep=live.prepared.request.cache_prompt)
         del self._by_sequence[id(live.sequence)]
 
     def _stats(self, step: Step, ms: float) -> StepStats:

@@ -68,6 +68,8 @@ class Preparer:
                     text = self._template.render(messages, **template_kwargs)
                 except TemplateError as error:
                     raise RejectedError("invalid_template", str(error), "messages") from error
+                if not request.cache_prompt:
+                    return vocab.tokenize(text, bos=True), text
                 return self._with_memo(text, request.namespace), text
             case TextPrompt(text):
                 return vocab.tokenize(text, bos=True), text

@@ -274,7 +274,8 @@ class Scheduler:
             for n in _sizes(wanted, len(others)):
                 load = _load(cls._split(prefilling, n))
                 ms = lane.cost.ms(*map(sum, zip(beside, load, strict=True)))
-                if ms <= limit and n / ms >= rate:
+                all_at_once = n == wanted and not others  # the first token sooner beats a better rate
+                if ms <= limit and (n / ms >= rate or all_at_once):
                     rows, rate = n, n / ms
             return rows, rate
 

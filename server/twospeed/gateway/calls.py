@@ -83,7 +83,8 @@ class Call:
                 stop=self.stop,
                 n=self.n,
                 tier=tier,
-                namespace=self.principal.namespace if self.cache_prompt else f"{self.principal.namespace}/{self.id}",
+                namespace=self.principal.namespace,
+                cache_prompt=self.cache_prompt,
                 echo=self.echo,
             )
             for number, prompt in enumerate(self.prompts)
