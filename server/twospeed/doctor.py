@@ -26,7 +26,7 @@ from .machine import Machine, look
 from .models.job import size_text
 from .models.store import Entry, Store
 
-BUILD_INFO = (sys.executable, "-m", "twospeed.engine.runner.llama", "--build-info")
+BUILD_INFO = (sys.executable, "-m", "twospeed.engine.runner.llama_jobs", "--build-info")
 PACKAGES = (
     "llama-cpp-python",
     "fastapi",

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from twospeed.config import Model
 from twospeed.engine.core import Core, max_seqs
 from twospeed.engine.cost import Curves
+from twospeed.engine.lanes import Limits
 from twospeed.engine.memo import TokenMemo
 from twospeed.engine.prepare import Preparer, RejectedError
 from twospeed.engine.runner.base import Logits, Row
 from twospeed.engine.runner.fake import FakeRunner
-from twospeed.engine.scheduler import Limits
 from twospeed.engine.template import ChatTemplate
 from twospeed.types import (
     ChatPrompt,

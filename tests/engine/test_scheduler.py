@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 from twospeed.config import Model
 from twospeed.engine.cost import Curves, StepCost
 from twospeed.engine.kv import Copy, KvCache
+from twospeed.engine.lanes import Lane, Limits, Sequence, Step
 from twospeed.engine.runner.base import Row
 from twospeed.engine.runner.fake import FakeRunner
-from twospeed.engine.scheduler import Lane, Limits, Scheduler, Sequence, Step
+from twospeed.engine.scheduler import Scheduler
 
 _BOS, _END, _USER, _ASSISTANT = 256, 257, 262, 263
 _SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
@@ -442,4 +443,4 @@ def test_the_scheduler_and_what_it_decides_by_know_no_clock_chance_or_outside_wo
                 todo.append(node.module.replace(".", "/"))
             elif isinstance(node, ast.ImportFrom):
                 assert (node.module or "").partition(".")[0] in allowed
-    assert seen == {"scheduler", "cost", "kv", "runner/base"}
+    assert seen == {"scheduler", "compose", "lanes", "cost", "kv", "runner/base"}

@@ -122,14 +122,14 @@ async def until_ready(endpoint: Endpoint, names: list[str], progress: Callable[[
 
 
 async def bare_decode(path: Path, model: Model, prompt: str, tokens: int) -> dict[str, Any]:
-    """What the bare loop of engine.runner.llama says: `prompt_tokens`, `prefill_s`, `tokens`, `decode_s`.
+    """What the bare loop of engine.runner.llama_jobs says: `prompt_tokens`, `prefill_s`, `tokens`, `decode_s`.
 
     Raises BenchError.
     """
     small = model.model_copy(update={"context": _BARE_CONTEXT, "kv_tokens": _BARE_CONTEXT})
     spec = {"path": str(path), "model": small.model_dump(mode="json"), "prompt": prompt, "tokens": tokens}
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "twospeed.engine.runner.llama", "--bare-decode", json.dumps(spec)),
+        *(sys.executable, "-m", "twospeed.engine.runner.llama_jobs", "--bare-decode", json.dumps(spec)),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from ..types import ChatPrompt, Chunk, FinishReason, StepStats, Timings, Usage
 from .cost import Curves, StepCost
 from .kv import Copy, KvCache
+from .lanes import Limits, Sequence, Step
 from .memo import TokenMemo
 from .messages import Out
 from .prepare import Prepared
 from .runner.base import Logits, Runner
 from .sampling import Sampler
-from .scheduler import Limits, Scheduler, Sequence, Step
+from .scheduler import Scheduler
 from .text import TextStream
 
 

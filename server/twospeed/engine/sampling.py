@@ -1,6 +1,7 @@
 """From logits to the next token.
 
-The order is llama.cpp's and vLLM's: bias, penalties, temperature, then top_k, top_p, min_p, then one draw.
+Bias and penalties first, as everywhere; then temperature, then top_k, top_p and min_p, each on what the one before
+left, then one draw.
 Penalties follow OpenAI's definition (presence and frequency count the output) and CTRL's
 (https://arxiv.org/abs/1909.05858: repetition counts prompt and output). Greedy rows read the argmax of the
 view they are given and copy nothing.

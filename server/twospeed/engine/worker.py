@@ -27,10 +27,10 @@ from ..types import GenerateRequest, ModelInfo
 from . import calibrate, messages
 from .core import Core, max_seqs
 from .cost import Curves
+from .lanes import Limits
 from .memo import TokenMemo
 from .prepare import Prepared, Preparer, RejectedError
 from .runner.base import Loader, Runner, RunnerError
-from .scheduler import Limits
 from .template import ChatTemplate, TemplateError
 
 _log = logging.getLogger("twospeed.engine")

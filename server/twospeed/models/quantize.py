@@ -18,7 +18,7 @@ Quantizer = Callable[[Path, Path, str], list[str]]
 
 
 def llama_command(source: Path, target: Path, kind: str) -> list[str]:
-    module = ["-m", "twospeed.engine.runner.llama"]
+    module = ["-m", "twospeed.engine.runner.llama_jobs"]
     return [sys.executable, "-P", *module, "--quantize", str(source), str(target), kind]
 
 

@@ -1,15 +1,7 @@
-"""llama.cpp through llama-cpp-python's ctypes API: the only file that imports it, and only the child does.
-
-Run as a module it answers for `doctor`, the model store and `bench`, each in a process of its own:
-
-    python -m twospeed.engine.runner.llama --build-info
-    python -m twospeed.engine.runner.llama --quantize SOURCE TARGET TYPE
-    python -m twospeed.engine.runner.llama --bare-decode SPEC
-"""
+"""llama.cpp through llama-cpp-python's ctypes API: the only file that imports it, and only child processes do."""
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import hashlib
@@ -17,7 +9,6 @@ import importlib.metadata
 import importlib.util
 import json
 import sys
-import time
 import types
 from collections import deque
 from collections.abc import Sequence
@@ -60,7 +51,7 @@ _FLASH = {
     False: C.LLAMA_FLASH_ATTN_TYPE_DISABLED,
 }
 _MAX_CONTEXT = 32768  # what `context: auto` takes at most: memory for the cache grows with it
-_MAX_ROWS = 512  # llama.cpp's own default batch; larger ones are no faster on a CPU
+MAX_ROWS = 512  # llama.cpp's own default batch; larger ones are no faster on a CPU
 
 _log_tail: deque[str] = deque(maxlen=20)
 
@@ -72,12 +63,12 @@ def _keep_log(level: int, text: bytes, _data: object) -> None:
 
 
 @functools.cache
-def _start_backend() -> None:
+def start_backend() -> None:
     C.llama_log_set(_keep_log, None)
     C.llama_backend_init()
 
 
-def _failure(what: str) -> RunnerError:
+def failure(what: str) -> RunnerError:
     reasons = [line for line in _log_tail if line]
     return RunnerError(f"{what}: {reasons[0]}" if reasons else what)
 
@@ -140,12 +131,12 @@ class LlamaRunner:
     def __init__(self, path: Path | None, model: Model, *, max_seqs: int) -> None:
         if path is None:
             raise RunnerError("a llama model needs a file")
-        _start_backend()
+        start_backend()
         _log_tail.clear()
         self._ctx: Any = None
         self._model = C.llama_model_load_from_file(str(path).encode(), _model_params(model))
         if not self._model:
-            raise _failure(f"cannot load {path.name}")
+            raise failure(f"cannot load {path.name}")
         try:
             if not C.llama_model_has_decoder(self._model) or C.llama_model_has_encoder(self._model):
                 raise RunnerError(f"{path.name} is not a model that writes text")
@@ -154,7 +145,7 @@ class LlamaRunner:
             kv_tokens = context if model.kv_tokens == "auto" else model.kv_tokens
             self._ctx = C.llama_init_from_model(self._model, _context_params(model, kv_tokens, max_seqs))
             if not self._ctx:
-                raise _failure(f"cannot make a context of {kv_tokens} tokens for {path.name}")
+                raise failure(f"cannot make a context of {kv_tokens} tokens for {path.name}")
         except BaseException:
             self.close()
             raise
@@ -167,7 +158,7 @@ class LlamaRunner:
             description=_description(self._model),
             context=min(context, kv_tokens),
             kv_tokens=kv_tokens,
-            max_rows=_MAX_ROWS,
+            max_rows=MAX_ROWS,
             parameters=C.llama_model_n_params(self._model),
             size_bytes=size,
             partial_prefix=not recurrent,
@@ -177,13 +168,13 @@ class LlamaRunner:
 
     def _make_batch(self) -> None:
         """Our own arrays behind a llama_batch, so that a step fills them with whole-array writes."""
-        self._tokens = np.zeros(_MAX_ROWS, np.int32)
-        self._pos = np.zeros(_MAX_ROWS, np.int32)
-        self._counts = np.ones(_MAX_ROWS, np.int32)
-        self._seqs = np.zeros(_MAX_ROWS, np.int32)
-        self._wanted = np.zeros(_MAX_ROWS, np.int8)
+        self._tokens = np.zeros(MAX_ROWS, np.int32)
+        self._pos = np.zeros(MAX_ROWS, np.int32)
+        self._counts = np.ones(MAX_ROWS, np.int32)
+        self._seqs = np.zeros(MAX_ROWS, np.int32)
+        self._wanted = np.zeros(MAX_ROWS, np.int8)
         first = self._seqs.ctypes.data
-        self._seq_pointers = np.arange(first, first + 4 * _MAX_ROWS, 4, dtype=np.uintp)
+        self._seq_pointers = np.arange(first, first + 4 * MAX_ROWS, 4, dtype=np.uintp)
         batch = C.llama_batch()
         batch.embd = None
         for field, array in (
@@ -206,7 +197,7 @@ class LlamaRunner:
         self._batch.n_tokens = n
         code = C.llama_decode(self._ctx, self._batch)
         if code != 0:
-            raise _failure(f"llama_decode of {n} rows returned {code}")
+            raise failure(f"llama_decode of {n} rows returned {code}")
         outputs = int(columns[:, 3].sum())
         if outputs == 0:
             C.llama_synchronize(self._ctx)
@@ -263,7 +254,7 @@ def _model_params(model: Model) -> Any:
 def _context_params(model: Model, kv_tokens: int, max_seqs: int) -> Any:
     params = C.llama_context_default_params()
     params.n_ctx = kv_tokens
-    params.n_batch = params.n_ubatch = _MAX_ROWS
+    params.n_batch = params.n_ubatch = MAX_ROWS
     params.n_seq_max = max_seqs
     params.n_threads = params.n_threads_batch = usable_cores() if model.threads == "auto" else model.threads
     params.type_k = params.type_v = _KV_TYPES[model.kv_type]
@@ -283,85 +274,9 @@ def _description(model: Any) -> str:
 def _fingerprint(path: Path, model: Model) -> str:
     """What decides a greedy text besides the prompt: the file, the library and the knobs."""
     stat = path.stat()
-    facts = [model.sha256, stat.st_size, model.quantize, model.kv_type, model.weights, model.threads, _version()]
+    facts = [model.sha256, stat.st_size, model.quantize, model.kv_type, model.weights, model.threads, version()]
     return "fp_" + hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:12]
 
 
-def _version() -> str:
+def version() -> str:
     return importlib.metadata.version("llama-cpp-python")
-
-
-def build_info() -> dict[str, Any]:
-    """Which llama.cpp this is, for `doctor`: versions, CPU features, devices it can use."""
-    _start_backend()
-    ggml = importlib.import_module("llama_cpp._ggml").libggml
-    ggml.ggml_backend_dev_get.restype = ctypes.c_void_p
-    ggml.ggml_backend_dev_get.argtypes = [ctypes.c_size_t]
-    ggml.ggml_backend_dev_count.restype = ctypes.c_size_t
-    for function in (ggml.ggml_backend_dev_name, ggml.ggml_backend_dev_description):
-        function.restype = ctypes.c_char_p
-        function.argtypes = [ctypes.c_void_p]
-    devices = [ggml.ggml_backend_dev_get(i) for i in range(ggml.ggml_backend_dev_count())]
-    return {
-        "llama_cpp_python": _version(),
-        "system_info": C.llama_print_system_info().decode("utf-8", "replace").strip(),
-        "gpu_offload": bool(C.llama_supports_gpu_offload()),
-        "backends": [
-            f"{ggml.ggml_backend_dev_name(d).decode()} ({ggml.ggml_backend_dev_description(d).decode()})"
-            for d in devices
-        ],
-    }
-
-
-def quantize(source: Path, target: Path, kind: str) -> None:
-    """Write `source` to `target` with weights of `kind` (Q4_0, ...). Raises RunnerError."""
-    _start_backend()
-    params = C.llama_model_quantize_default_params()
-    params.ftype = getattr(C, f"LLAMA_FTYPE_MOSTLY_{kind}")
-    params.nthread = usable_cores()
-    params.allow_requantize = True
-    if C.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.byref(params)) != 0:
-        raise _failure(f"cannot requantise {source.name} to {kind}")
-
-
-def bare_decode(path: Path, model: Model, prompt: str, tokens: int) -> dict[str, float]:
-    """The speed to be measured against: a plain greedy llama_decode loop, one sequence, nothing else.
-
-    Returns seconds for `tokens` decode steps, and for the prompt's prefill in one batch.
-    """
-    runner = LlamaRunner(path, model, max_seqs=1)
-    ids = runner.vocab.tokenize(prompt, bos=True)[:_MAX_ROWS]
-    start = time.perf_counter()
-    logits = runner.run([Row(0, t, i, i == len(ids) - 1) for i, t in enumerate(ids)])
-    token = int(logits[0].argmax())
-    prefilled = time.perf_counter()
-    for pos in range(len(ids), len(ids) + tokens):
-        token = int(runner.run([Row(0, token, pos, True)])[0].argmax())
-    done = time.perf_counter()
-    runner.close()
-    return {"prompt_tokens": len(ids), "prefill_s": prefilled - start, "tokens": tokens, "decode_s": done - prefilled}
-
-
-def main(arguments: list[str]) -> int:
-    match arguments:
-        case ["--build-info"]:
-            print(json.dumps(build_info()))  # noqa: T201 - this is the answer
-        case ["--quantize", source, target, kind]:
-            quantize(Path(source), Path(target), kind)
-        case ["--bare-decode", spec]:
-            job = json.loads(spec)
-            model = Model.model_validate(job["model"])
-            print(json.dumps(bare_decode(Path(job["path"]), model, job["prompt"], job["tokens"])))  # noqa: T201
-        case _:
-            sys.stderr.write(f"{__doc__}\n")
-            return 2
-    return 0
-
-
-if __name__ == "__main__":
-    with contextlib.suppress(BrokenPipeError):
-        try:
-            sys.exit(main(sys.argv[1:]))
-        except RunnerError as error:
-            sys.stderr.write(f"{error}\n")
-            sys.exit(1)
