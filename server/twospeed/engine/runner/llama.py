@@ -68,6 +68,11 @@ def start_backend() -> None:
     C.llama_backend_init()
 
 
+def libggml() -> Any:
+    """The library below llama.cpp, which knows the devices."""
+    return importlib.import_module("llama_cpp._ggml").libggml
+
+
 def failure(what: str) -> RunnerError:
     reasons = [line for line in _log_tail if line]
     return RunnerError(f"{what}: {reasons[0]}" if reasons else what)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import importlib
 import json
 import sys
 import time
@@ -19,13 +18,13 @@ from typing import Any
 from ...config import Model
 from ...machine import usable_cores
 from .base import Row, RunnerError
-from .llama import MAX_ROWS, C, LlamaRunner, failure, start_backend, version
+from .llama import MAX_ROWS, C, LlamaRunner, failure, libggml, start_backend, version
 
 
 def build_info() -> dict[str, Any]:
     """Which llama.cpp this is, for `doctor`: versions, CPU features, devices it can use."""
     start_backend()
-    ggml = importlib.import_module("llama_cpp._ggml").libggml
+    ggml = libggml()
     ggml.ggml_backend_dev_get.restype = ctypes.c_void_p
     ggml.ggml_backend_dev_get.argtypes = [ctypes.c_size_t]
     ggml.ggml_backend_dev_count.restype = ctypes.c_size_t
