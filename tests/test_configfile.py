@@ -134,6 +134,12 @@ def test_a_huge_file_is_refused_unread(load: Load) -> None:
     assert problems(load, FAKE + "#" * configfile.MAX_BYTES) == ["models.yaml: larger than 1048576 bytes"]
 
 
+def test_two_keys_of_one_name_are_refused(load: Load) -> None:
+    keys = "".join(f"  - {{name: laptop, sha256: {digit * 64}}}\n" for digit in "ab")
+    (problem,) = problems(load, FAKE + "server:\n  api_keys:\n" + keys.replace("  -", "    -"))
+    assert "the name 'laptop' is used twice" in problem
+
+
 def test_aliases_work(load: Load) -> None:
     config = load("version: 1\nmodels:\n  a: &a {backend: fake, slots: 3}\n  b: *a\n")
     assert config.models["a"] == config.models["b"]

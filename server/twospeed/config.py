@@ -125,6 +125,14 @@ class Server(_Strict):
     drain_s: float = Field(30, ge=0, description="after SIGTERM, streams get this long to finish")
     template_timeout_s: float = Field(2.0, gt=0, description="longest a chat template may run")
 
+    @model_validator(mode="after")
+    def _key_names_are_unique(self) -> Self:
+        names = [key.name for key in self.api_keys]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"api_keys: the name {twice[0]!r} is used twice")
+        return self
+
 
 class Config(_Strict):
     """The whole of models.yaml."""

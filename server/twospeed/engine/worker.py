@@ -18,6 +18,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from traceback import format_tb
 from typing import NamedTuple
 
 import zmq
@@ -111,8 +112,10 @@ class _Prepare:
         except RejectedError as error:
             send(messages.Failed(request.id, error.code, str(error), error.param))
         except Exception as error:
-            _log.exception("preparing a request failed")
-            send(messages.Failed(request.id, "engine_error", f"the engine failed: {type(error).__name__}"))
+            # Frames and type only: an exception's message may hold the prompt.
+            kind, frames = type(error).__name__, "".join(format_tb(error.__traceback__))
+            _log.error("preparing a request failed: %s\n%s", kind, frames)
+            send(messages.Failed(request.id, "engine_error", f"the engine failed: {kind}"))
 
     def _load(self, job: messages.Load) -> None:
         try:
