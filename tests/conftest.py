@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +25,9 @@ from twospeed.gateway.gateway import Gateway
 from twospeed.models.store import Store
 
 DEADLINE_S = 20.0
+
+# A shell's background job starts with SIGINT ignored, and so would every program that these tests interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def wait_until(condition: Callable[[], bool], what: str, seconds: float = DEADLINE_S) -> None:
