@@ -32,20 +32,22 @@ class Sampler:
         self._seen = set(prompt) if sampling.repetition_penalty != 1 else set[int]()
         banned = sorted(eog) if sampling.ignore_eos else []
         self._banned = np.array(banned, np.int64)
+        self._banned_set = frozenset(banned)
         self._biased = np.array(list(sampling.logit_bias), np.int64)
         self._bias = np.array(list(sampling.logit_bias.values()), np.float32)
         self._counts_matter = bool(sampling.presence_penalty or sampling.frequency_penalty)
-        self._changes = (
-            self._counts_matter or sampling.repetition_penalty != 1 or bool(banned) or bool(self._biased.size)
-        )
+        self._changes = self._counts_matter or sampling.repetition_penalty != 1 or bool(self._biased.size)
 
     def choose(self, logits: _Floats) -> int:
         """The next token. `logits`: float32 of shape (vocabulary,), read only."""
-        if self._changes:
+        greedy = self._s.temperature == 0
+        if greedy and not self._changes:
+            token = int(logits.argmax())
+            if token not in self._banned_set:
+                return token
+        if self._changes or self._banned.size:
             logits = self._adjusted(logits)
-        if self._s.temperature == 0:
-            return int(logits.argmax())
-        return self._draw(logits)
+        return int(logits.argmax()) if greedy else self._draw(logits)
 
     def accept(self, token: int) -> None:
         """`token` became part of the output."""

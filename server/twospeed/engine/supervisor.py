@@ -15,7 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import zmq
 import zmq.asyncio
@@ -128,13 +128,18 @@ class Supervisor:
         """Run one child until it ends; returns its exit code."""
         self._starts += 1
         to_engine, from_engine = (f"ipc://{self._folder}/{self._starts}{way}" for way in "ab")
-        inbound: zmq.asyncio.Socket = self._context.socket(zmq.PULL)
+        # Not an asyncio socket: its futures cost more than all the rest of a token's way through the gateway.
+        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.shadow(self._context.underlying)
+        inbound = context.socket(zmq.PULL)
         inbound.setsockopt(zmq.RCVHWM, 0)
         inbound.bind(from_engine)
         outbound: zmq.asyncio.Socket = self._context.socket(zmq.PUSH)
         outbound.setsockopt(zmq.SNDHWM, 0)
         outbound.bind(to_engine)
-        reader = asyncio.create_task(self._read(inbound))
+        loop = asyncio.get_running_loop()
+        broken: asyncio.Future[None] = loop.create_future()
+        descriptor: int = inbound.fileno()
+        loop.add_reader(descriptor, self._read, inbound, broken)
         try:
             # stdin is never written: its end tells the child that we are gone.
             self._process = process = await asyncio.create_subprocess_exec(
@@ -152,21 +157,30 @@ class Supervisor:
             for message in backlog:
                 self.send(message)
             started.set()
-            died = asyncio.create_task(process.wait())
-            await asyncio.wait({died, reader}, return_when=asyncio.FIRST_COMPLETED)
-            if reader.done():  # it can only fail, on a message that makes no sense
+            died: asyncio.Future[int] = asyncio.ensure_future(process.wait())
+            waiting: set[asyncio.Future[Any]] = {died, broken}
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            if broken.done():
                 process.kill()
-                _log.error("the engine sent nonsense", exc_info=reader.exception())
+                _log.error("the engine sent nonsense", exc_info=broken.exception())
             return await died
         finally:
             self._out = None
-            reader.cancel()
+            loop.remove_reader(descriptor)
+            broken.cancel()
             if self._process and self._process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
                     self._process.kill()
             inbound.close(linger=0)
             outbound.close(linger=0)
 
-    async def _read(self, socket: zmq.asyncio.Socket) -> None:
-        while True:
-            self._received(messages.decode_from_engine(await socket.recv()))
+    def _read(self, socket: zmq.Socket[bytes], broken: asyncio.Future[None]) -> None:
+        """Take all messages: zmq's descriptor tells of new ones only when there were none."""
+        try:
+            while True:
+                self._received(messages.decode_from_engine(socket.recv(zmq.NOBLOCK)))
+        except zmq.Again:
+            return
+        except Exception as error:
+            if not broken.done():
+                broken.set_exception(error)
