@@ -343,7 +343,9 @@ _configs = st.fixed_dictionaries(
     {"version": st.just(1), "models": st.dictionaries(_names, _models, min_size=1, max_size=3)},
     optional={
         "defaults": _knobs,
-        "server": st.fixed_dictionaries({"host": _text, "api_keys": st.lists(_keys, max_size=2)}),
+        "server": st.fixed_dictionaries(
+            {"host": _text, "api_keys": st.lists(_keys, max_size=2, unique_by=lambda key: str(key["name"]))}
+        ),
     },
 )
 
