@@ -53,6 +53,7 @@ class _Model(NamedTuple):
     limits: Limits
     info: ModelInfo
     costs_file: Path
+    settled: threading.Event
 
 
 _Inbox = queue.SimpleQueue[Prepared | messages.Cancel | messages.Stop | _Model]
@@ -91,6 +92,8 @@ class _Prepare:
         self._senders = senders
         self._settings = settings
         self._preparers: dict[str, Preparer] = {}
+        self._settled = threading.Event()
+        self._settled.set()
 
     def run(self) -> None:
         send = self._senders()
@@ -99,7 +102,10 @@ class _Prepare:
             if isinstance(job, messages.Cancel):
                 self._inbox.put(job)  # once more, now surely behind the request it means
             elif isinstance(job, messages.Load):
-                threading.Thread(target=self._load, args=(job,), daemon=True).start()
+                # One after the other, each measured before the next is loaded: loading takes all cores, and what
+                # steps cost would be measured wrong, and kept.
+                before, self._settled = self._settled, threading.Event()
+                threading.Thread(target=self._load, args=(job, before, self._settled), daemon=True).start()
             else:
                 self._prepare(job.request, send)
 
@@ -117,15 +123,17 @@ class _Prepare:
             _log.error("preparing a request failed: %s\n%s", kind, frames)
             send(messages.Failed(request.id, "engine_error", f"the engine failed: {kind}"))
 
-    def _load(self, job: messages.Load) -> None:
+    def _load(self, job: messages.Load, before: threading.Event, settled: threading.Event) -> None:
+        before.wait()
         try:
-            loaded, self._preparers[job.name] = _load(job, self._settings)
+            loaded, self._preparers[job.name] = _load(job, self._settings, settled)
             self._inbox.put(loaded)
         except (RunnerError, TemplateError, MemoryError) as error:
+            settled.set()
             self._senders()(messages.LoadFailed(job.name, str(error) or type(error).__name__))
 
 
-def _load(job: messages.Load, settings: Settings) -> tuple[_Model, Preparer]:
+def _load(job: messages.Load, settings: Settings, settled: threading.Event) -> tuple[_Model, Preparer]:
     """Raises RunnerError, TemplateError."""
     model = Model.model_validate(job.model)
     runner = loader(model.backend)(Path(job.path) if job.path else None, model, max_seqs=max_seqs(model.slots))
@@ -158,7 +166,7 @@ def _load(job: messages.Load, settings: Settings) -> tuple[_Model, Preparer]:
         max_prefill_step_ms=model.max_prefill_step_ms,
     )
     costs = calibrate.cache_file(settings.costs_folder, runner)
-    loaded = _Model(job.name, runner, memo, limits, info, costs)
+    loaded = _Model(job.name, runner, memo, limits, info, costs, settled)
     return loaded, Preparer(vocab, facts.context, template or None, memo)
 
 
@@ -219,6 +227,7 @@ class _Compute:
             yield from calibrate.measure(model.runner, curves)
             calibrate.keep(model.costs_file, curves)
         self._core.add_model(model.name, model.runner, model.memo, curves, model.limits)
+        model.settled.set()
         self._send(messages.Loaded(model.name, model.info))
 
 
