@@ -31,7 +31,7 @@ from .cost import Curves
 from .lanes import Limits
 from .memo import TokenMemo
 from .prepare import Prepared, Preparer, RejectedError
-from .runner.base import Loader, Runner, RunnerError
+from .runner.base import Loader, Runner
 from .template import ChatTemplate, TemplateError
 
 _log = logging.getLogger("twospeed.engine")
@@ -128,7 +128,7 @@ class _Prepare:
         try:
             loaded, self._preparers[job.name] = _load(job, self._settings, settled)
             self._inbox.put(loaded)
-        except (RunnerError, TemplateError, MemoryError) as error:
+        except Exception as error:  # whatever it was: those who wait for this model and the next must be told
             settled.set()
             self._senders()(messages.LoadFailed(job.name, str(error) or type(error).__name__))
 

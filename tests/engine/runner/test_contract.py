@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -13,11 +12,6 @@ from twospeed.engine.runner.base import Logits, Row, Runner, RunnerError
 from twospeed.engine.runner.fake import FakeRunner
 
 MAX_SEQS = 6
-
-
-class Case(NamedTuple):
-    make: Callable[[], Runner]
-    near: float  # how far logits may be apart that are computed in another batch shape
 
 
 def fake() -> Runner:
