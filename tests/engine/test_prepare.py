@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -74,6 +75,23 @@ def test_too_much_for_the_context_is_refused_with_both_numbers(max_tokens: int, 
     assert (error.code, error.param) == ("context_length_exceeded", "prompt")
     assert "maximum context length is 100 tokens" in str(error)
     assert f"{10 + asked} tokens (10 in the prompt, {asked} in the completion)" in str(error)
+
+
+def test_a_text_far_too_long_is_refused_before_all_of_it_is_tokenized() -> None:
+    class Counting(FakeVocab):
+        seen = 0
+
+        def tokenize(self, text: str, *, bos: bool) -> list[int]:
+            self.seen += len(text)
+            return super().tokenize(text, bos=bos)
+
+    vocab = Counting()
+    for prompt in (TextPrompt("x" * 10**6), chat("x" * 10**6), InfillPrompt("x" * 10**6, "y")):
+        vocab.seen = 0
+        error = refused(prompt, preparer(vocab=vocab), max_tokens=3)
+        assert error.code == "context_length_exceeded"
+        assert re.search(r"is 100 tokens.* more than 163\d\d tokens \(more than 163\d\d in the", str(error))
+        assert vocab.seen < 10**5
 
 
 def test_a_prompt_that_leaves_no_room_for_a_token_is_refused_without_max_tokens_too() -> None:
