@@ -9,6 +9,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
+from .types import ServiceTier, Speculation
+
 Auto = Literal["auto"]
 KVType = Literal["f16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
@@ -17,6 +19,8 @@ SourceText = Annotated[str, StringConstraints(pattern=r"^(hf:|pypi:|https:|file:
 Quantization = Literal["Q4_0", "Q4_1", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0"]
 
 RESERVED_NAMES = frozenset({"auto"})
+TIERS: tuple[ServiceTier, ...] = ("ultrafast", "priority", "default", "flex")
+"""All service tiers, the most urgent first."""
 
 
 class _Strict(BaseModel):
@@ -95,6 +99,93 @@ class Model(Knobs):
         return self
 
 
+class TierPolicy(_Strict):
+    """One service tier: how its sequences share the device, how many there may be, and what they may ask for.
+
+    Shares are of measured device time, and only count while others want the device too: nobody is held back from
+    what nobody else wants.
+    """
+
+    precedence: Literal["first", "shared", "last"] = Field(
+        "shared",
+        description="first: its steps come before all others', up to `share`; shared: by `weight`; last: what the "
+        "others leave, and `share` at least, so that it never starves",
+    )
+    share: float = Field(0.5, gt=0, lt=1, description="of device time, for precedence first (most) and last (least)")
+    weight: float = Field(1.0, gt=0, le=1000, description="for precedence shared: its part of what is left to these")
+    seats: Annotated[int, Field(ge=0, le=64)] | Auto = Field(
+        "auto",
+        description="sequences of one model that run in this tier at the same time; auto: as many as can each keep "
+        "`min_tok_s`, or the model's `slots` where that is null",
+    )
+    min_tok_s: Annotated[float, Field(gt=0)] | Auto | None = Field(
+        None, description="tokens a second that each seat should keep; auto: half of what one stream alone gets"
+    )
+    max_queue: Annotated[int, Field(ge=0)] | Auto = Field(
+        "auto", description="sequences that wait for a seat, per model; auto: server.max_queue"
+    )
+    queue_wait_s: Annotated[float, Field(gt=0)] | Auto = Field("auto", description="auto: server.queue_wait_s")
+    over: Literal["downgrade", "reject"] = Field(
+        "reject", description="when seats and queue are full: serve as `default` and say so, or refuse"
+    )
+    speculation: Speculation = Field(
+        "auto",
+        description="auto: draft where it makes all streams together faster; eager: where it makes this one faster",
+    )
+    max_context: Annotated[int, Field(ge=1)] | None = Field(None, description="tokens, prompt and output; null: no cap")
+    max_output: Annotated[int, Field(ge=1)] | None = Field(None, description="tokens of one output; null: no cap")
+
+
+class ServiceTiers(_Strict):
+    """All service tiers. What is left out keeps the defaults of that tier."""
+
+    ultrafast: TierPolicy
+    priority: TierPolicy
+    default: TierPolicy
+    flex: TierPolicy
+
+    @model_validator(mode="before")
+    @classmethod
+    def _over_defaults(cls, value: object) -> object:
+        if not isinstance(value, dict):
+            return value
+        given = {name: value.get(name, {}) for name in (*_TIER_DEFAULTS, *value)}
+        return {
+            name: {**_TIER_DEFAULTS.get(name, {}), **tier} if isinstance(tier, dict) else tier
+            for name, tier in given.items()
+        }
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.default.over == "downgrade":
+            raise ValueError("default.over: there is no tier below `default` to downgrade to")
+        if self.flex.over == "downgrade":
+            raise ValueError("flex.over: downgrading to `default` would move it up; use reject")
+        reserved = sum(p.share for _, p in self.each() if p.precedence != "shared")
+        if reserved >= 1:
+            raise ValueError(f"the shares of first and last together are {reserved:g}; leave some for the others")
+        return self
+
+    def each(self) -> list[tuple[ServiceTier, TierPolicy]]:
+        """All tiers and their policies, the most urgent first."""
+        return [(name, getattr(self, name)) for name in TIERS]
+
+
+_TIER_DEFAULTS: dict[str, dict[str, object]] = {
+    "ultrafast": {
+        "precedence": "first",
+        "share": 0.9,
+        "min_tok_s": "auto",
+        "max_queue": 0,
+        "over": "downgrade",
+        "speculation": "eager",
+    },
+    "priority": {"weight": 4.0, "max_queue": 16, "over": "downgrade"},
+    "default": {},
+    "flex": {"precedence": "last", "share": 0.02},
+}
+
+
 class ApiKey(_Strict):
     """A client that may connect: the sha256 of its key, or the key itself from the environment."""
 
@@ -139,6 +230,7 @@ class Config(_Strict):
 
     version: Literal[1]
     server: Server = Server()
+    service_tiers: ServiceTiers = Field(default_factory=lambda: ServiceTiers.model_validate({}))
     defaults: Knobs = Knobs()
     models: dict[Name, Model] = Field(min_length=1)
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 ServiceTier = Literal["default", "flex", "priority", "ultrafast"]
+Speculation = Literal["off", "auto", "eager"]
 FinishReason = Literal["stop", "length"]
 
 
@@ -62,12 +63,22 @@ class InfillPrompt(msgspec.Struct, frozen=True, tag="infill"):
 Prompt = ChatPrompt | TextPrompt | TokenPrompt | InfillPrompt
 
 
+class Share(msgspec.Struct, frozen=True, kw_only=True):
+    """How a service tier's sequences share the device: what config.TierPolicy says of it, for the engine."""
+
+    precedence: Literal["first", "shared", "last"] = "shared"
+    share: float = 0.5
+    weight: float = 1.0
+    speculation: Speculation = "auto"
+
+
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One client call for the engine: `n` sequences of one prompt.
 
     `max_tokens=None` means up to the model's context. `namespace` bounds prefix sharing: two requests share
     cached prefixes only when it is equal, and not at all without `cache_prompt`. `echo` makes the prompt's text the
-    head of each sequence's text.
+    head of each sequence's text. `prediction` is text the client expects in the output. `max_context` is a lower limit
+    than the model's own, of this request's tier.
     """
 
     id: str
@@ -81,14 +92,19 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     namespace: str = ""
     cache_prompt: bool = True
     echo: bool = False
+    prediction: str = ""
+    max_context: int | None = None
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """Token counts of one sequence. `cached_tokens` of the prompt were not prefilled again."""
+    """Token counts of one sequence. `cached_tokens` of the prompt were not prefilled again. Of the drafts that came
+    from the client's prediction, `accepted_prediction` became output and `rejected_prediction` did not."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    accepted_prediction: int = 0
+    rejected_prediction: int = 0
 
 
 class Timings(msgspec.Struct, frozen=True, kw_only=True):
@@ -129,7 +145,8 @@ ModelState = Literal["idle", "downloading", "loading", "ready", "failed"]
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a loaded model says of itself. `context` and `kv_tokens` are in tokens."""
+    """What a loaded model says of itself. `context` and `kv_tokens` are in tokens. `stream_ms[n - 1]`: milliseconds of
+    a step in which `n` streams each decode one token, as measured when it was loaded."""
 
     description: str
     context: int
@@ -141,6 +158,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     chat_template: bool
     infill: bool
     fingerprint: str
+    stream_ms: list[float] = []
 
 
 class ModelStatus(msgspec.Struct, kw_only=True):
@@ -156,8 +174,19 @@ class ModelStatus(msgspec.Struct, kw_only=True):
     info: ModelInfo | None = None
 
 
+class TierStep(msgspec.Struct, frozen=True, array_like=True):
+    """What a step did for one service tier: its part of the step's milliseconds, the tokens it wrote, and the tier's
+    sequences of this model after it."""
+
+    tier: ServiceTier
+    ms: float
+    tokens: int
+    running: int
+    waiting: int
+
+
 class StepStats(msgspec.Struct, frozen=True, kw_only=True):
-    """One step, for metrics: milliseconds, rows and the state after it."""
+    """One step, for metrics: milliseconds, rows and the state after it. `tiers`: those with any sequence then."""
 
     model: str
     ms: float
@@ -168,3 +197,5 @@ class StepStats(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int
     kv_used: int
     kv_total: int
+    draft_rows: int = 0
+    tiers: list[TierStep] = []

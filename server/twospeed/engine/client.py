@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ..config import Model
 from ..errors import ApiError
-from ..types import Chunk, GenerateRequest, ModelStatus, StepStats
+from ..types import Chunk, GenerateRequest, ModelStatus, ServiceTier, Share, StepStats
 from . import messages
 from .supervisor import Supervisor
 
@@ -30,6 +30,7 @@ class EngineClient:
         self._status: dict[str, ModelStatus] = {}
         self._loads: dict[str, asyncio.Future[None]] = {}
         self._requests: dict[str, asyncio.Queue[Chunk | ApiError]] = {}
+        self._shares: messages.Tiers | None = None
         self._listeners: list[Callable[[StepStats], None]] = []
         self._closing = False
 
@@ -53,6 +54,10 @@ class EngineClient:
 
     def status(self, model: str) -> ModelStatus | None:
         return self._status.get(model)
+
+    def share(self, shares: dict[ServiceTier, Share]) -> None:
+        self._shares = messages.Tiers(shares)
+        self._supervisor.send(self._shares)
 
     def on_step(self, listener: Callable[[StepStats], None]) -> None:
         self._listeners.append(listener)
@@ -127,6 +132,8 @@ class EngineClient:
         """The child is gone. Its requests fail; after a restart its models are loaded again."""
         if restarting:
             self._fail_all(ApiError("engine_died", "the engine died while it worked on this; it is being restarted"))
+            if self._shares is not None:
+                self._supervisor.send(self._shares)
             for name, load in self._models.items():
                 self._status[name] = ModelStatus(name=name, state="loading", detail="the engine was restarted")
                 self._supervisor.send(load)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from typing import Protocol
 
-from ..types import Chunk, GenerateRequest, ModelStatus, StepStats
+from ..types import Chunk, GenerateRequest, ModelStatus, ServiceTier, Share, StepStats
 
 
 class Engine(Protocol):
@@ -23,6 +23,10 @@ class Engine(Protocol):
         first chunk; `engine_died`, `engine_failed`, `engine_error`, `model_not_ready`, `shutting_down` at
         any time.
         """
+        ...
+
+    def share(self, shares: dict[ServiceTier, Share]) -> None:
+        """How service tiers share the device from now on; what runs goes on."""
         ...
 
     def on_step(self, listener: Callable[[StepStats], None]) -> None:

@@ -1,6 +1,6 @@
 """What gateway and engine process say to each other: msgpack through msgspec, over two zmq sockets.
 
-To the engine: Load, Generate, Cancel, Stop. From it: Loaded, LoadFailed, Failed and one Progress a step.
+To the engine: Load, Generate, Cancel, Tiers, Stop. From it: Loaded, LoadFailed, Failed and one Progress a step.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from ..types import Chunk, GenerateRequest, ModelInfo, StepStats
+from ..types import Chunk, GenerateRequest, ModelInfo, ServiceTier, Share, StepStats
 
 
 class Load(msgspec.Struct, frozen=True, tag=True):
@@ -26,6 +26,12 @@ class Generate(msgspec.Struct, frozen=True, tag=True):
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):
     id: str
+
+
+class Tiers(msgspec.Struct, frozen=True, tag=True):
+    """How service tiers share the device from now on."""
+
+    shares: dict[ServiceTier, Share]
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True):
@@ -65,7 +71,7 @@ class Progress(msgspec.Struct, frozen=True, tag=True):
     outs: list[Out]
 
 
-ToEngine = Load | Generate | Cancel | Stop
+ToEngine = Load | Generate | Cancel | Tiers | Stop
 FromEngine = Loaded | LoadFailed | Failed | Progress
 
 encode = msgspec.msgpack.Encoder().encode
