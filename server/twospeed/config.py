@@ -9,7 +9,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
-from .types import ServiceTier, Speculation
+from .types import TIERS, ServiceTier, Speculation
 
 Auto = Literal["auto"]
 KVType = Literal["f16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
@@ -19,8 +19,6 @@ SourceText = Annotated[str, StringConstraints(pattern=r"^(hf:|pypi:|https:|file:
 Quantization = Literal["Q4_0", "Q4_1", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0"]
 
 RESERVED_NAMES = frozenset({"auto"})
-TIERS: tuple[ServiceTier, ...] = ("ultrafast", "priority", "default", "flex")
-"""All service tiers, the most urgent first."""
 
 
 class _Strict(BaseModel):
@@ -57,6 +55,9 @@ class Knobs(_Strict):
     flash_attention: bool | Auto = "auto"
     mmap: bool = True
     mlock: bool = False
+    spill_mb: int = Field(
+        1024, ge=0, description="RAM for sequences that had to leave a full KV cache; without, they are prefilled again"
+    )
     weights: Literal["auto", "repacked", "plain"] = Field(
         "auto", description="layout on a CPU: repacked decodes one stream faster, plain prefills faster; auto: repacked"
     )

@@ -11,6 +11,8 @@ from typing import Any, Literal
 import msgspec
 
 ServiceTier = Literal["default", "flex", "priority", "ultrafast"]
+TIERS: tuple[ServiceTier, ...] = ("ultrafast", "priority", "default", "flex")
+"""All service tiers, the most urgent first."""
 Speculation = Literal["off", "auto", "eager"]
 FinishReason = Literal["stop", "length"]
 
@@ -77,8 +79,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     `max_tokens=None` means up to the model's context. `namespace` bounds prefix sharing: two requests share
     cached prefixes only when it is equal, and not at all without `cache_prompt`. `echo` makes the prompt's text the
-    head of each sequence's text. `prediction` is text the client expects in the output. `max_context` is a lower limit
-    than the model's own, of this request's tier.
+    head of each sequence's text. `prediction` is text the client expects in the output. `speculation=None` leaves it
+    to the tier. `max_context` is a lower limit than the model's own, of this request's tier.
     """
 
     id: str
@@ -93,6 +95,7 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     cache_prompt: bool = True
     echo: bool = False
     prediction: str = ""
+    speculation: Speculation | None = None
     max_context: int | None = None
 
 

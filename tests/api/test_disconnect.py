@@ -122,7 +122,7 @@ def test_a_wait_for_a_slot_ends_after_queue_wait_s(start_server: Any) -> None:
 
 def test_after_a_storm_of_good_bad_and_broken_requests_nothing_is_held(slow_server: Any) -> None:
     slow_server.wait_idle()
-    seed = random.Random(7)  # noqa: S311
+    seed = random.Random(7)
     jobs = [
         (seed.choice(["read", "leave", "bad", "half"]), seed.random() * 0.1, seed.random() < 0.5) for _ in range(60)
     ]

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from twospeed.config import Model
 from twospeed.engine.core import Core, max_seqs
-from twospeed.engine.cost import Curves
+from twospeed.engine.cost import Curves, StepCost
 from twospeed.engine.lanes import Limits
 from twospeed.engine.memo import TokenMemo
 from twospeed.engine.prepare import Preparer, RejectedError
@@ -19,10 +21,13 @@ from twospeed.engine.runner.base import Logits, Row
 from twospeed.engine.runner.fake import FakeRunner
 from twospeed.engine.template import ChatTemplate
 from twospeed.types import (
+    TIERS,
     ChatPrompt,
     Chunk,
     GenerateRequest,
     Sampling,
+    Share,
+    Speculation,
     StepStats,
     TextPrompt,
     Timings,
@@ -40,16 +45,26 @@ class Clocked(FakeRunner):
         super().__init__(None, model, max_seqs=seqs)
         self.now = 100.0
         self.rows = 0
+        self.steps = 0
 
     def run(self, rows: Sequence[Row]) -> Logits:
         self.now += (1 + len(rows)) / 1000
         self.rows += len(rows)
+        self.steps += 1
         return super().run(rows)
 
 
 class Engine:
-    def __init__(self, *, slots: int = 4, max_prefill_step_ms: float = 600, **model: Any) -> None:
-        self.runner = Clocked(Model(backend="fake", slots=slots, **model), seqs=max_seqs(slots))
+    def __init__(
+        self,
+        *,
+        slots: int = 4,
+        max_prefill_step_ms: float = 600,
+        speculation: Speculation = "off",
+        runner: type[Clocked] | None = None,
+        **model: Any,
+    ) -> None:
+        self.runner = (runner or Clocked)(Model(backend="fake", slots=slots, **model), seqs=max_seqs(slots))
         self.core = Core(lambda: self.runner.now)
         memo = TokenMemo()
         vocab, info = self.runner.vocab, self.runner.info
@@ -58,13 +73,14 @@ class Engine:
         self.preparer = Preparer(vocab, info.context, template, memo)
         curves = Curves({n: 1.0 + n for n in (1, 64)}, {n: 1.0 + n for n in (1, 64)})
         limits = Limits(slots, info.max_rows, None, max_prefill_step_ms)
+        self.core.share({tier: Share(speculation=speculation) for tier in TIERS})
         self.core.add_model("fast", self.runner, memo, curves, limits)
         self.chunks: dict[tuple[str, int], list[Chunk]] = {}
         self.count = 0
 
     @property
     def kv(self) -> Any:
-        return self.core._scheduler.lanes["fast"].kv
+        return self.core._scheduler.models["fast"].kv
 
     def submit(self, prompt: str | list[int] | list[dict[str, str]], **fields: Any) -> str:
         self.count += 1
@@ -374,3 +390,88 @@ def test_without_cache_prompt_nothing_is_taken_up_and_nothing_is_left() -> None:
     assert engine.answer(alone).usage.cached_tokens == 0
     assert engine.answer(alone, 1).usage.cached_tokens == 40
     assert engine.run(prompt + "ab", max_tokens=3, namespace=f"/{alone}").usage.cached_tokens == 0
+
+
+# Speculation
+
+
+def repeating(tokens: int = 80) -> dict[str, Any]:
+    return {"prompt": [97, 98, 99, 100, 101, 102], "max_tokens": tokens}
+
+
+@pytest.mark.parametrize("speculation", ["auto", "eager"])
+def test_drafts_change_no_text_and_are_counted(speculation: Speculation) -> None:
+    plain, drafting = Engine(), Engine(speculation=speculation)
+    drafting.core._scheduler.models["fast"].cost = StepCost(Curves({1: 1.0, 64: 1.1}, {1: 1.0, 64: 1.2}))
+    expected, answer = plain.run(**repeating()), drafting.run(**repeating())
+    assert (answer.text, answer.reason) == (expected.text, expected.reason)
+    assert answer.usage.completion_tokens == 80
+    assert answer.timings.draft_n >= answer.timings.draft_n_accepted > 40
+    assert drafting.runner.steps < plain.runner.steps / 3
+    assert expected.timings.draft_n == 0
+
+
+def test_a_request_can_do_without_drafts() -> None:
+    engine = Engine(speculation="eager")
+    assert engine.run(**repeating(), speculation="off").timings.draft_n == 0
+
+
+def test_what_was_predicted_is_counted_as_openai_does() -> None:
+    engine = Engine(speculation="eager")
+    engine.core._scheduler.models["fast"].cost = StepCost(Curves({1: 1.0, 64: 1.1}, {1: 1.0, 64: 1.2}))
+    expected = Engine().run("the quick brown fox jumps over a lazy dog", max_tokens=38)
+    usage = engine.run("the quick brown fox jumps over a lazy dog", max_tokens=38, prediction=expected.text).usage
+    assert usage.accepted_prediction > 20
+    assert usage.rejected_prediction == 0
+    wrong = engine.run("pack my box with five dozen", max_tokens=20, prediction="nothing of this is ever written").usage
+    assert wrong.accepted_prediction == 0
+
+
+def test_stop_strings_and_the_end_are_kept_inside_a_draft() -> None:
+    for fields in ({"stop": ["efab"]}, {"max_tokens": 17}, {"stop": ["d"]}):
+        engine = Engine(speculation="eager")
+        engine.core._scheduler.models["fast"].cost = StepCost(Curves({1: 1.0, 64: 1.1}, {1: 1.0, 64: 1.2}))
+        made: dict[str, Any] = repeating() | fields
+        expected, answer = Engine().run(**made), engine.run(**made)
+        assert (answer.text, answer.reason) == (expected.text, expected.reason)
+        assert answer.usage.completion_tokens == expected.usage.completion_tokens
+        # The cache holds what was written and nothing of what was drafted beyond it.
+        follow = engine.run(**made)
+        assert follow.text == expected.text
+
+
+def test_drafts_keep_the_sampled_distribution() -> None:
+    """Chi-square over 2,400 samples of three tokens after a prompt that invites drafts, with and without them.
+
+    The model here says the same after every prompt; what a step computes decides only how many tokens come of it."""
+
+    class Loaded(Clocked):
+        def _logits(self, tokens: list[int]) -> Any:
+            logits = np.full(self.vocab.size, -40.0, np.float32)
+            # Depends on the last token, and likes to go on as the prompt does.
+            for token, p in ((97, 0.5), (98, 0.3), (99, 0.2)):
+                logits[token] = np.log(p) + (0.7 if token == 97 + (tokens[-1] - 96) % 3 else 0.0)
+            return logits
+
+    def samples(speculation: Speculation) -> tuple[Counter[str], int]:
+        engine = Engine(speculation=speculation, runner=Loaded)
+        engine.core._scheduler.models["fast"].cost = StepCost(Curves({1: 1.0, 64: 1.1}, {1: 1.0, 64: 1.2}))
+        counts: Counter[str] = Counter()
+        drafted = 0
+        for seed in range(120):
+            sampling = Sampling(temperature=1, seed=seed + (10_000 if speculation == "off" else 0))
+            answer = engine.run([97, 98, 99] * 4, max_tokens=60, sampling=sampling)
+            drafted += answer.timings.draft_n
+            counts.update(answer.text[i : i + 3] for i in range(0, 60, 3))
+        return counts, drafted
+
+    with_drafts, drafted = samples("eager")
+    without, none = samples("off")
+    assert drafted > 1000
+    assert none == 0
+    cells = sorted(set(with_drafts) | set(without))
+    assert sum(with_drafts.values()) == sum(without.values()) == 2400
+    table = [(with_drafts[c], without[c]) for c in cells]
+    chi2 = sum((a - b) ** 2 / (a + b) for a, b in table)
+    assert len(cells) == 27
+    assert chi2 < 54.1  # 26 degrees of freedom: one in a thousand by chance, and the seeds are fixed

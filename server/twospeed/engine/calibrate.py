@@ -22,7 +22,7 @@ from .runner.base import Row, Runner
 _log = logging.getLogger("twospeed.engine")
 
 _LAST = (1, 2, 3, 4, 6, 8, 12, 16, 17, 24, 32, 64)
-_EVERY = (1, 2, 4, 8, 16)
+_EVERY = (1, 2, 3, 4, 6, 8, 12, 16, 17, 24, 32, 48, 64)
 _WARM = 32  # tokens already in the sequence that is measured
 _SEQ = 0
 _TRIES = 2  # the better one counts: a shared machine only ever makes a step slower

@@ -7,17 +7,32 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from ..types import ChatPrompt, Chunk, FinishReason, StepStats, Timings, Usage
+import numpy as np
+import numpy.typing as npt
+
+from ..types import (
+    TIERS,
+    ChatPrompt,
+    Chunk,
+    FinishReason,
+    ServiceTier,
+    Share,
+    StepStats,
+    TierStep,
+    Timings,
+    Usage,
+)
 from .cost import Curves, StepCost
-from .kv import Copy, KvCache
+from .kv import Copy, Forget, KvCache, Op, Restore, Save, Trim
 from .lanes import Limits, Sequence, Step
 from .memo import TokenMemo
 from .messages import Out
 from .prepare import Prepared
-from .runner.base import Logits, Runner
+from .runner.base import Logits, Runner, RunnerError
 from .sampling import Sampler
 from .scheduler import Scheduler
 from .text import TextStream
@@ -35,6 +50,17 @@ class _Live:
     text: list[str] = field(default_factory=list)
 
 
+@dataclass(eq=False, slots=True)
+class _Written:
+    """What one step adds to a sequence. `ended`: by the model's own end token."""
+
+    live: _Live
+    tokens: list[int] = field(default_factory=list)
+    text: str = ""
+    finish: FinishReason | None = None
+    ended: bool = False
+
+
 @dataclass(slots=True)
 class _Loaded:
     runner: Runner
@@ -50,6 +76,7 @@ class Core:
         self._models: dict[str, _Loaded] = {}
         self._requests: dict[str, list[_Live]] = {}
         self._by_sequence: dict[int, _Live] = {}
+        self._saved: dict[int, bytes] = {}  # states of preempted sequences
 
     def add_model(self, name: str, runner: Runner, memo: TokenMemo, curves: Curves, limits: Limits) -> None:
         info = runner.info
@@ -68,6 +95,9 @@ class Core:
                 model=request.model,
                 tokens=list(prepared.tokens),
                 max_new=prepared.max_new,
+                tier=request.tier,
+                speculation=request.speculation,
+                prediction=prepared.prediction,
                 # Its siblings may share its prompt all the same.
                 namespace=request.namespace if request.cache_prompt else f"{request.namespace}/{request.id}",
                 leader=lives[0].sequence if lives else None,
@@ -91,66 +121,106 @@ class Core:
     def idle(self) -> bool:
         return self._scheduler.idle
 
+    def share(self, shares: Mapping[ServiceTier, Share]) -> None:
+        """How service tiers share the device from the next step on."""
+        self._scheduler.share(shares)
+
     def step(self) -> tuple[StepStats, list[Out]] | None:
         """Run one step of one model; None when there is nothing to do. Raises RunnerError."""
         start = self._clock()
         step = self._scheduler.plan(start)
+        while step is not None and step.restored is not None:
+            self._restore(step, step.restored)
+            start = self._clock()
+            step = self._scheduler.plan(start)
         if step is None:
             return None
         runner = self._models[step.model].runner
-        for op in step.ops:
-            if isinstance(op, Copy):
-                runner.copy(op.source, op.target, op.length)
-            else:
-                runner.trim(op.seq, op.length)
-        logits = runner.run(step.rows)
-        tokens = self._sample(step, logits)
+        self._do(runner, step.ops)
+        written = self._write(step, runner.run(step.rows))
         now = self._clock()
         ms = (now - start) * 1000
-        self._scheduler.commit(step, ms, now, tokens)
-        outs = [self._advance(live, now) for live in self._sampled(step)]
-        return self._stats(step, ms), outs
+        self._scheduler.commit(step, ms, now, [w.tokens for w in written])
+        outs = [self._out(w, now) for w in written]
+        return self._stats(step, ms, written), outs
+
+    def _do(self, runner: Runner, ops: list[Op]) -> None:
+        for op in ops:
+            match op:
+                case Copy(source, target, length):
+                    runner.copy(source, target, length)
+                case Trim(seq, length):
+                    runner.trim(seq, length)
+                case Save(seq, key):
+                    self._saved[key] = runner.save(seq)
+                case Restore(seq, key):
+                    runner.restore(seq, self._saved.pop(key))
+                case Forget(key):
+                    del self._saved[key]
+
+    def _restore(self, step: Step, sequence: Sequence) -> None:
+        try:
+            self._do(self._models[step.model].runner, step.ops)
+        except RunnerError:  # a cache in many pieces may not take it back whole
+            self._scheduler.restore_failed(sequence)
 
     def close(self) -> None:
         for loaded in self._models.values():
             loaded.runner.close()
 
-    def _sampled(self, step: Step) -> list[_Live]:
-        return [self._by_sequence[id(pick.sequence)] for pick in step.picks if pick.sampled]
+    def _write(self, step: Step, logits: Logits) -> list[_Written]:
+        """The tokens that come of the step's sampled parts. A drafted token stays as long as it is what is sampled
+        after those before it: the output is sampled from the model whatever was drafted."""
+        written: list[_Written] = []
+        row = 0
+        for part in step.parts:
+            if not part.sampled:
+                continue
+            w = _Written(self._by_sequence[id(part.sequence)])
+            for drafted in (*part.draft, None):
+                self._next(w, logits[row + len(w.tokens)])
+                if w.finish or w.tokens[-1] != drafted:
+                    break
+            row += 1 + len(part.draft)
+            written.append(w)
+        return written
 
-    def _sample(self, step: Step, logits: Logits) -> list[int]:
-        return [live.sampler.choose(row) for live, row in zip(self._sampled(step), logits, strict=True)]
-
-    def _advance(self, live: _Live, now: float) -> Out:
-        """Turn the newest token of a sequence into a chunk, its last one if it ends here."""
-        sequence, request = live.sequence, live.prepared.request
-        vocab = self._models[request.model].runner.vocab
-        token = sequence.tokens[-1]
+    def _next(self, w: _Written, logits: npt.NDArray[np.float32]) -> None:
+        """One more token of a sequence, and the text it makes."""
+        live = w.live
+        vocab = self._models[live.sequence.model].runner.vocab
+        token = live.sampler.choose(logits)
         live.sampler.accept(token)
-        ended = token in vocab.eog
-        text = "" if ended else live.stream.push(vocab.piece(token))
-        finish: FinishReason | None = None
-        if ended or live.stream.stopped:
-            finish = "stop"
-        elif sequence.generated >= sequence.max_new:
-            finish = "length"
-        if finish:
-            text += live.stream.finish()
-            finish = "stop" if live.stream.stopped else finish
-        live.text.append(text)
-        if request.echo and sequence.generated == 1:
+        w.tokens.append(token)
+        w.ended = token in vocab.eog
+        if not w.ended:
+            w.text += live.stream.push(vocab.piece(token))
+        if w.ended or live.stream.stopped:
+            w.finish = "stop"
+        elif live.sequence.generated + len(w.tokens) >= live.sequence.max_new:
+            w.finish = "length"
+        if w.finish:
+            w.text += live.stream.finish()
+            w.finish = "stop" if live.stream.stopped else w.finish
+
+    def _out(self, w: _Written, now: float) -> Out:
+        """What a sequence wrote as a chunk, its last one if it ends here."""
+        live, sequence, request = w.live, w.live.sequence, w.live.prepared.request
+        live.text.append(w.text)
+        text = w.text
+        if request.echo and sequence.generated == len(w.tokens):
             text = live.prepared.text + text
-        if finish is None:
-            return Out(request.id, Chunk(index=live.index, text=text, tokens=1))
+        if w.finish is None:
+            return Out(request.id, Chunk(index=live.index, text=text, tokens=len(w.tokens)))
         chunk = Chunk(
             index=live.index,
             text=text,
-            tokens=1,
-            finish_reason=finish,
+            tokens=len(w.tokens),
+            finish_reason=w.finish,
             usage=_usage(sequence),
             timings=_timings(sequence, now),
         )
-        self._finish(live, ended=ended)
+        self._finish(live, ended=w.ended)
         return Out(request.id, chunk)
 
     def _finish(self, live: _Live, *, ended: bool) -> None:
@@ -166,32 +236,47 @@ class Core:
             del self._requests[request.id]
 
     def _drop(self, live: _Live) -> None:
+        if live.sequence.spilled is not None:
+            self._saved.pop(live.sequence.spilled, None)  # else it is still to be saved, and is forgotten then
         self._scheduler.release(live.sequence, keep=live.prepared.request.cache_prompt)
         del self._by_sequence[id(live.sequence)]
 
-    def _stats(self, step: Step, ms: float) -> StepStats:
-        lane = self._scheduler.lanes[step.model]
+    def _stats(self, step: Step, ms: float, written: list[_Written]) -> StepStats:
+        lanes = self._scheduler.models[step.model]
+        tokens, running = Counter[ServiceTier](), Counter(s.tier for s in lanes.running)
+        for w in written:
+            tokens[w.live.sequence.tier] += len(w.tokens)
         return StepStats(
             model=step.model,
             ms=ms,
             predicted_ms=step.predicted_ms,
             decode_rows=step.decode_rows,
-            prefill_rows=len(step.rows) - step.decode_rows,
-            running=len(lane.running),
-            waiting=len(lane.waiting),
-            kv_used=lane.kv.used,
-            kv_total=lane.kv.capacity,
+            prefill_rows=len(step.rows) - step.decode_rows - step.draft_rows,
+            draft_rows=step.draft_rows,
+            running=len(lanes.running),
+            waiting=sum(len(lane) for lane in lanes.waiting.values()),
+            kv_used=lanes.kv.used,
+            kv_total=lanes.kv.capacity,
+            tiers=[
+                TierStep(tier, ms * step.charged.get(tier, 0.0), tokens[tier], running[tier], len(lanes.waiting[tier]))
+                for tier in TIERS
+                if tier in step.charged or running[tier] or lanes.waiting[tier]
+            ],
         )
 
 
 def max_seqs(slots: int) -> int:
-    """Sequence ids of a model with `slots`: as many again, and some more, stay as prefixes."""
-    return min(256, 2 * slots + 16)
+    """Sequence ids of a model with `slots` for each service tier. What is not in use stays as prefixes."""
+    return min(256, len(TIERS) * slots + 16)
 
 
 def _usage(sequence: Sequence) -> Usage:
     return Usage(
-        prompt_tokens=sequence.prompt_length, completion_tokens=sequence.generated, cached_tokens=sequence.cached
+        prompt_tokens=sequence.prompt_length,
+        completion_tokens=sequence.generated,
+        cached_tokens=sequence.cached,
+        accepted_prediction=sequence.predicted_accepted,
+        rejected_prediction=sequence.predicted - sequence.predicted_accepted,
     )
 
 
@@ -205,4 +290,6 @@ def _timings(sequence: Sequence, now: float) -> Timings:
         prompt_ms=(sequence.first_token - sequence.started) * 1000,
         predicted_n=sequence.generated,
         predicted_ms=(now - sequence.first_token) * 1000,
+        draft_n=sequence.drafted,
+        draft_n_accepted=sequence.accepted,
     )

@@ -16,6 +16,7 @@ import msgspec
 
 _FORGET = 0.98
 _FACTOR_RANGE = (0.3, 5.0)
+_TABLE = 513
 _OUTLIER = 3.0  # a step this many times off its prediction was disturbed by something else
 
 
@@ -38,8 +39,12 @@ class _Stairs:
         for i in range(len(ms) - 2, -1, -1):
             ms[i] = min(ms[i], ms[i + 1])
         self._ms = ms
+        self._table = [self._between(n) for n in range(_TABLE)]  # every plan asks for dozens
 
     def __call__(self, rows: int) -> float:
+        return self._table[rows] if rows < _TABLE else self._between(rows)
+
+    def _between(self, rows: int) -> float:
         if rows <= 0:
             return 0.0
         at = bisect_left(self._rows, rows)

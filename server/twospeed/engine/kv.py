@@ -33,18 +33,40 @@ class Trim(NamedTuple):
     length: int
 
 
-Op = Copy | Trim
+class Save(NamedTuple):
+    """Keep the state of `seq` in RAM as `key`; it is emptied right after."""
+
+    seq: int
+    key: int
+
+
+class Restore(NamedTuple):
+    """Put what was saved as `key` into empty `seq`."""
+
+    seq: int
+    key: int
+
+
+class Forget(NamedTuple):
+    """What was saved as `key` is not needed."""
+
+    key: int
+
+
+Op = Copy | Trim | Save | Restore | Forget
 
 
 @dataclass(slots=True)
 class _Held:
-    """What one sequence id holds. `tokens` and `cells` have equal length; hot: a running request's."""
+    """What one sequence id holds. `tokens` and `cells` have equal length; hot: a running request's. `rank`: how far
+    its service tier is from the most urgent one."""
 
     tokens: list[int] = field(default_factory=list)
     cells: list[int] = field(default_factory=list)
     namespace: str = ""
     hot: bool = False
     used_at: int = 0
+    rank: int = 0
 
 
 class KvCache:
@@ -95,10 +117,20 @@ class KvCache:
                 best, best_length = seq, length
         return best, best_length
 
+    @property
+    def partial(self) -> bool:
+        """Whether a sequence can be cut back to any shorter length."""
+        return self._partial
+
+    def is_saveable(self, seq: int) -> bool:
+        """Whether it holds what is worth saving: something, and not what others hold as well."""
+        cells = self._held[seq].cells
+        return bool(cells) and int(np.count_nonzero(self._hot_refs[cells] > 1)) * 2 < len(cells)
+
     def is_hot(self, seq: int) -> bool:
         return self._held[seq].hot
 
-    def start(self, tokens: Sequence[int], namespace: str, donor: int | None, length: int) -> int:
+    def start(self, tokens: Sequence[int], namespace: str, donor: int | None, length: int, *, rank: int = 0) -> int:
         """A hot sequence for a request, beginning with `length` tokens of `donor` (from `match`). Raises
         IndexError when every other sequence id is hot."""
         if donor is not None and self._may_take_over(donor, length):
@@ -111,9 +143,34 @@ class KvCache:
             self._held[seq] = _Held(namespace=namespace)
             if donor is not None and length:
                 self._share(donor, seq, length)
-        self._heat(self._held[seq])
-        self._touch(self._held[seq])
+        held = self._held[seq]
+        held.rank = rank
+        self._heat(held)
+        self._touch(held)
         return seq
+
+    def spill(self, seq: int, key: int) -> None:
+        """Hot `seq` goes to RAM as `key`; its cells and its id are free."""
+        self._cool(self._held[seq])
+        self.ops.append(Save(seq, key))
+        self._drop(seq)
+
+    def restore(self, tokens: Sequence[int], namespace: str, key: int, *, rank: int = 0) -> int:
+        """A hot sequence with `tokens`, which `spill` once put away as `key`. There must be room."""
+        seq = self.start(tokens, namespace, None, 0, rank=rank)
+        self.extend(seq, tokens)
+        self.ops.append(Restore(seq, key))
+        return seq
+
+    def rewind(self, seq: int, length: int) -> None:
+        """Cut hot `seq` back to `length` tokens: drafts that turned out wrong."""
+        held = self._held[seq]
+        gone = held.cells[length:]
+        if gone:
+            refs = self._hot_refs[gone] - 1
+            self.hot_cells -= int(np.count_nonzero(refs == 0))
+            self._hot_refs[gone] = refs
+            self._cut(seq, length)
 
     def extend(self, seq: int, tokens: Sequence[int]) -> None:
         """`tokens` are decoded into hot `seq` in the next step. There must be room: see `make_room`."""
@@ -126,7 +183,8 @@ class KvCache:
         held.cells.extend(cells)
 
     def make_room(self, cells: int) -> bool:
-        """Evict cold prefixes, least recently used first, until `cells` are free; False if that was not enough."""
+        """Evict cold prefixes until `cells` are free, the least urgent tier's first and of these the least recently
+        used; False if that was not enough."""
         while self.free < cells and self._evict_one(spare=None, must=False):
             pass
         return self.free >= cells
@@ -188,7 +246,7 @@ class KvCache:
             self._hot_refs[held.cells] = refs
 
     def _cut(self, seq: int, length: int) -> None:
-        """Drop the tokens of cold `seq` beyond `length`."""
+        """Drop the tokens of `seq` beyond `length`."""
         held = self._held[seq]
         if length == len(held.tokens):
             return
@@ -205,12 +263,12 @@ class KvCache:
         self._free_seqs.append(seq)
 
     def _evict_one(self, spare: int | None, *, must: bool = True) -> bool:
-        cold = [(held.used_at, seq) for seq, held in self._held.items() if not held.hot and seq != spare]
+        cold = [(-held.rank, held.used_at, seq) for seq, held in self._held.items() if not held.hot and seq != spare]
         if not cold:
             if must:
                 raise IndexError("every sequence id is in use")
             return False
-        self._drop(min(cold)[1])
+        self._drop(min(cold)[2])
         return True
 
     def _touch(self, held: _Held) -> None:

@@ -3,153 +3,283 @@
 State in, a Step out; the caller runs it and commits what came of it with the milliseconds it took. So a trace
 of adds, cancels and step times always replays to the same plans.
 
-Models share the device by measured milliseconds (start-time fair queueing: Goyal et al., SIGCOMM 1996).
-Within a model sequences join and leave between steps (Orca, OSDI 2022); compose.py fills a step.
+Device time, in measured milliseconds, is shared between service tiers (fair.py) and inside a tier between models.
+Within a model sequences join and leave between steps (Orca, OSDI 2022); compose.py fills a step. Whoever is not
+scheduled is preempted, and loses nothing by it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
-from .compose import Share, compose, load
+from ..types import TIERS, ServiceTier, Share
+from .compose import Due, Lead, charges, compose, load_of
 from .cost import StepCost
-from .kv import KvCache
-from .lanes import Lane, Limits, Pick, Sequence, Step
+from .fair import FairQueue, tier_weights
+from .kv import Forget, KvCache
+from .lanes import Lanes, Limits, Load, Part, Sequence, Step
 from .runner.base import Row
+from .speculate import Drafter
 
 _RESERVE = 256  # output tokens a sequence is admitted with; it grows beyond them while there is room
+_URGENT_FACTOR = 1.45  # one-row steps that others may add to the gap of a stream with precedence
+
+DEFAULT_SHARES: dict[ServiceTier, Share] = {tier: Share() for tier in TIERS}
 
 
 class Scheduler:
     """All models of one device."""
 
     def __init__(self) -> None:
-        self.lanes: dict[str, Lane] = {}
+        self.models: dict[str, Lanes] = {}
+        self._shares: Mapping[ServiceTier, Share] = DEFAULT_SHARES
+        self._tiers: FairQueue[ServiceTier] = FairQueue()
+        self._within: dict[ServiceTier, FairQueue[str]] = {tier: FairQueue() for tier in TIERS}
         self._steps = 0
+        self._spills = 0
 
     def add_model(self, model: str, cost: StepCost, kv: KvCache, limits: Limits) -> None:
-        self.lanes[model] = Lane(model, cost, kv, limits)
+        self.models[model] = Lanes(model, cost, kv, limits)
+
+    def share(self, shares: Mapping[ServiceTier, Share]) -> None:
+        """How tiers share the device from the next plan on."""
+        self._shares = {**DEFAULT_SHARES, **shares}
 
     def add(self, sequence: Sequence) -> None:
         """Queue `sequence`. Its prompt must leave room for one token at least in the model's cache."""
-        self.lanes[sequence.model].waiting.append(sequence)
+        self.models[sequence.model].waiting[sequence.tier].append(sequence)
 
     def release(self, sequence: Sequence, *, keep: bool = True) -> None:
-        """`sequence` finished or was cancelled, wherever it was; harmless when it is gone already."""
-        lane = self.lanes[sequence.model]
+        """`sequence` finished or was cancelled, wherever it was; harmless when it is gone already. What was saved of
+        it as `spilled` is not needed any more."""
+        lanes = self.models[sequence.model]
         sequence.done = True
         if sequence.kv is not None:
-            lane.kv.stop(sequence.kv, keep=keep)
+            lanes.kv.stop(sequence.kv, keep=keep)
             sequence.kv = None
-            lane.running.remove(sequence)
-        elif sequence in lane.waiting:
-            lane.waiting.remove(sequence)
+            lanes.running.remove(sequence)
+        elif sequence in lanes.waiting[sequence.tier]:
+            lanes.waiting[sequence.tier].remove(sequence)
 
     @property
     def idle(self) -> bool:
-        return not any(lane.running or lane.waiting for lane in self.lanes.values())
+        return not any(lanes.busy for lanes in self.models.values())
 
     def plan(self, now: float) -> Step | None:
         """The next step, or None when there is nothing to do."""
-        busy = [lane for lane in self.lanes.values() if lane.running or lane.waiting]
-        for lane in self.lanes.values():
-            if not (lane.running or lane.waiting):
-                lane.was_idle = True
-        if not busy:
-            return None
-        self._catch_up(busy)
-        for lane in busy:
-            self._admit(lane, now)
-        ready = [lane for lane in busy if lane.running]
+        for lanes in self.models.values():
+            if lanes.busy and (restore := self._admit(lanes, now)):
+                return restore
+        ready: dict[ServiceTier, list[str]] = {}
+        for name, lanes in self.models.items():
+            for tier in lanes.tiers():
+                ready.setdefault(tier, []).append(name)
+        for tier in TIERS:
+            if tier not in ready:
+                self._within[tier].nobody()
         if not ready:
+            self._tiers.nobody()
             return None
-        streaming = any(lane.streaming for lane in ready)
-        lane = min(ready, key=lambda lane: lane.served_ms)
-        return self._build(lane, self._with_room(lane, compose(lane, streaming=streaming)))
+        weights = tier_weights([tier for tier in TIERS if tier in ready], self._shares)
+        tier = self._tiers.next(weights)
+        lanes = self.models[self._within[tier].next(dict.fromkeys(ready[tier], 1.0))]
+        parts = self._with_room(lanes, compose(lanes, self._lead(lanes, tier, weights)))
+        return self._build(lanes, tier, parts, weights)
 
-    def commit(self, step: Step, ms: float, now: float, tokens: Seq[int]) -> None:
-        """`step` took `ms`; `tokens` are the sampled ones, in the order of its picks that have one."""
-        lane = self.lanes[step.model]
-        lane.served_ms += ms
-        lane.prefilled_last = step.decode_rows == 0
-        lane.cost.observe(len(step.rows), step.outputs, step.context, ms)
-        sampled = iter(tokens)
-        for pick in step.picks:
-            pick.sequence.computed += pick.rows
-            if pick.sampled:
-                pick.sequence.tokens.append(next(sampled))
-                if pick.sequence.first_token is None:
-                    pick.sequence.first_token = now
+    def commit(self, step: Step, ms: float, now: float, written: Seq[Seq[int]]) -> None:
+        """`step` took `ms`; `written` are the tokens that came of its sampled parts, in their order: of one with a
+        draft, what of it was right and the token after that."""
+        lanes = self.models[step.model]
+        for tier, fraction in step.charged.items():
+            self._tiers.charge(tier, ms * fraction, step.weights[tier])
+            self._within[tier].charge(step.model, ms * fraction, 1.0)
+        own = [part for part in step.parts if part.sequence.tier == step.tier]
+        lanes.prefilled_last = any(not p.sequence.decoding for p in own) and not any(p.sequence.decoding for p in own)
+        lanes.cost.observe(*step.load, ms)
+        tokens = iter(written)
+        for part in step.parts:
+            if part.sampled:
+                self._wrote(lanes, part, next(tokens), now)
+            else:
+                part.sequence.computed += part.rows
 
-    def _catch_up(self, busy: list[Lane]) -> None:
-        """A model that was idle starts level with those that were not, or with all when all were: idleness earns
-        no claim to later time, and time that nobody else wanted costs none."""
-        working = [lane.served_ms for lane in busy if not lane.was_idle]
-        level = min(working) if working else max(lane.served_ms for lane in self.lanes.values())
-        for lane in busy:
-            if lane.was_idle:
-                lane.was_idle = False
-                lane.served_ms = max(lane.served_ms, level)
+    def restore_failed(self, sequence: Sequence) -> None:
+        """What was saved of `sequence` could not be put back: it is prefilled again."""
+        assert sequence.kv is not None
+        self.models[sequence.model].kv.rewind(sequence.kv, 0)
+        sequence.computed = 0
+
+    def _wrote(self, lanes: Lanes, part: Part, tokens: Seq[int], now: float) -> None:
+        s, offered = part.sequence, len(part.draft)
+        accepted = len(tokens) - 1
+        s.computed += part.rows + accepted
+        if accepted < offered:
+            assert s.kv is not None
+            lanes.kv.rewind(s.kv, s.computed)
+        if s.first_token is None:
+            s.first_token = now
+            if lanes.kv.partial:
+                s.drafter = Drafter(s.tokens, s.prediction)
+        s.tokens.extend(tokens)
+        if s.drafter is not None:
+            s.drafter.advance(tokens, offered)
+        s.drafted += offered
+        s.accepted += accepted
+        if part.predicted:
+            s.predicted += offered
+            s.predicted_accepted += accepted
+
+    def _lead(self, lanes: Lanes, tier: ServiceTier, weights: Mapping[ServiceTier, float]) -> Lead:
+        """For whom the next step is made, and who else is to be spared."""
+        rank = TIERS.index(tier)
+        peers = [s for other in self.models.values() for s in other.running if s.rank <= rank and s.streaming]
+        urgent = None
+        if self._shares[tier].precedence != "first":
+            live = {s.model for m in self.models.values() for s in m.running if s.rank < rank and self._is_first(s)}
+            if live:
+                urgent = _URGENT_FACTOR * min(self.models[name].cost.ms(1, 1) for name in live)
+        due = {
+            other: Due(self._tiers.credit(other, tier, weights[other]), weights[other] / weights[tier])
+            for other in TIERS[rank + 1 :]
+            if other in weights
+        }
+        return Lead(
+            tier,
+            streaming=bool(peers),
+            alone=len(peers) <= 1 and urgent is None,
+            speculation={name: share.speculation for name, share in self._shares.items()},
+            urgent_ms=urgent,
+            due=due,
+        )
+
+    def _is_first(self, sequence: Sequence) -> bool:
+        return self._shares[sequence.tier].precedence == "first"
 
     # Admission
 
-    def _admit(self, lane: Lane, now: float) -> None:
-        """Move waiting sequences into slots, first come first served, while their tokens fit."""
-        while lane.waiting and len(lane.running) < lane.limits.slots:
-            sequence = lane.waiting[0]
-            if sequence.leader is not None and self._prefilling(sequence.leader):
-                break
-            donor, length = lane.kv.match(sequence.tokens, sequence.namespace)
-            shared = length if donor is not None and lane.kv.is_hot(donor) else 0
-            need = len(sequence.tokens) + min(sequence.max_new - sequence.generated, _RESERVE) - shared
-            if lane.running and lane.kv.hot_cells + self._growth(lane) + need > lane.kv.capacity:
-                break
-            lane.waiting.popleft()
-            sequence.kv = lane.kv.start(sequence.tokens, sequence.namespace, donor, length)
-            sequence.computed = length
-            if sequence.started is None:
-                sequence.started = now
-                sequence.cached = length
-            lane.running.append(sequence)
+    def _admit(self, lanes: Lanes, now: float) -> Step | None:
+        """Move waiting sequences into slots, the most urgent tier's first, then first come first served, while their
+        tokens fit. A step, where one has to be put back from RAM."""
+        for tier in TIERS:
+            waiting = lanes.waiting[tier]
+            while waiting and sum(s.tier == tier for s in lanes.running) < lanes.limits.slots:
+                sequence = waiting[0]
+                if sequence.leader is not None and self._prefilling(sequence.leader):
+                    break
+                found = self._make_way(lanes, sequence)
+                if found is None:
+                    break
+                donor, length = found
+                waiting.popleft()
+                lanes.running.append(sequence)
+                if sequence.started is None:
+                    sequence.started = now
+                    sequence.cached = length
+                if sequence.spilled is not None and length < sequence.computed:
+                    return self._restore(lanes, sequence)
+                if sequence.spilled is not None:
+                    lanes.kv.ops.append(Forget(sequence.spilled))
+                    sequence.spilled = None
+                sequence.kv = lanes.kv.start(sequence.tokens, sequence.namespace, donor, length, rank=sequence.rank)
+                sequence.computed = length
+        return None
+
+    def _make_way(self, lanes: Lanes, sequence: Sequence) -> tuple[int | None, int] | None:
+        """The prefix that `sequence` can begin with, once it has room; None while it has not. Running ones of less
+        urgent tiers make room for it."""
+        equals = [s for s in lanes.running if s.rank <= sequence.rank]
+        new = len(sequence.tokens) + min(sequence.max_new - sequence.generated, _RESERVE)
+        # What equals share is counted twice here, so this is no proof; but then nobody below is pushed out in vain.
+        helpless = bool(equals) and new + sum(self._promised(s) for s in equals) > lanes.kv.capacity
+        while True:
+            donor, length = lanes.kv.match(sequence.tokens, sequence.namespace)
+            shared = length if donor is not None and lanes.kv.is_hot(donor) else 0
+            if not lanes.running or lanes.kv.hot_cells + self._growth(lanes) + new - shared <= lanes.kv.capacity:
+                return donor, length
+            lowest = max(s.rank for s in lanes.running)
+            if helpless or lowest <= sequence.rank:
+                return None
+            self._preempt(lanes, self._youngest(lanes, lowest))
 
     @staticmethod
     def _prefilling(leader: Sequence) -> bool:
         return not leader.done and not leader.generated
 
     @staticmethod
-    def _growth(lane: Lane) -> int:
+    def _growth(lanes: Lanes) -> int:
         """Cells that the running sequences were promised and do not hold yet."""
-        return sum(max(s.pending, s.prompt_length + min(s.max_new, _RESERVE) - s.computed, 0) for s in lane.running)
+        return sum(Scheduler._promised(s) - s.computed for s in lanes.running)
 
-    def _with_room(self, lane: Lane, shares: list[Share]) -> list[Share]:
-        """Make the cells for `shares` free: cold prefixes go first, then the youngest sequences go back to
-        the queue, to be prefilled again later. The oldest can always go on, as one request fits the cache."""
-        while not lane.kv.make_room(sum(n for _, n in shares)):
-            if len(lane.running) == 1:
-                raise RuntimeError(f"a request of {len(lane.running[0].tokens)} tokens outgrew the cache")
-            youngest = lane.running.pop()
-            assert youngest.kv is not None
-            lane.kv.stop(youngest.kv, keep=True)
-            youngest.kv, youngest.computed = None, 0
-            lane.waiting.appendleft(youngest)
-            shares = [(s, n) for s, n in shares if s is not youngest] or [(lane.running[0], 1)]
-        return shares
+    @staticmethod
+    def _promised(sequence: Sequence) -> int:
+        """Cells it was admitted with, or has come to need."""
+        return max(len(sequence.tokens), sequence.prompt_length + min(sequence.max_new, _RESERVE))
 
-    def _build(self, lane: Lane, shares: list[Share]) -> Step:
+    @staticmethod
+    def _youngest(lanes: Lanes, rank: int) -> Sequence:
+        return [s for s in lanes.running if s.rank == rank][-1]
+
+    def _preempt(self, lanes: Lanes, sequence: Sequence) -> None:
+        """Take a running sequence's cells, and put it at the head of its queue. Its state goes to RAM while there is
+        room; without, it is prefilled again later."""
+        assert sequence.kv is not None
+        lanes.running.remove(sequence)
+        if lanes.kv.is_saveable(sequence.kv) and lanes.spilled_tokens + sequence.computed <= lanes.limits.spill_tokens:
+            self._spills += 1
+            sequence.spilled = self._spills
+            lanes.kv.spill(sequence.kv, sequence.spilled)
+        else:
+            lanes.kv.stop(sequence.kv, keep=True)
+            sequence.computed = 0
+        sequence.kv = None
+        lanes.waiting[sequence.tier].appendleft(sequence)
+
+    def _restore(self, lanes: Lanes, sequence: Sequence) -> Step:
+        assert sequence.spilled is not None
+        tokens = sequence.tokens[: sequence.computed]
+        lanes.kv.make_room(len(tokens))
+        sequence.kv = lanes.kv.restore(tokens, sequence.namespace, sequence.spilled, rank=sequence.rank)
+        sequence.spilled = None
+        ops = lanes.kv.take_ops()
+        return Step(lanes.model, sequence.tier, ops, [], [], Load(), 0, 0, 0.0, {}, {}, restored=sequence)
+
+    def _with_room(self, lanes: Lanes, parts: list[Part]) -> list[Part]:
+        """Make the cells for `parts` free: cold prefixes go first, then drafts, then the youngest sequences of the
+        least urgent tier go back to the queue. The oldest can always go on, as one request fits the cache."""
+        if lanes.kv.make_room(load_of(parts).rows):
+            return parts
+        parts = [Part(p.sequence, p.rows) for p in parts]
+        while not lanes.kv.make_room(load_of(parts).rows):
+            if len(lanes.running) == 1:
+                raise RuntimeError(f"a request of {len(lanes.running[0].tokens)} tokens outgrew the cache")
+            youngest = self._youngest(lanes, max(s.rank for s in lanes.running))
+            self._preempt(lanes, youngest)
+            parts = [p for p in parts if p.sequence is not youngest]
+            parts = parts or [Part(min(lanes.running, key=lambda s: s.rank), 1)]
+        return parts
+
+    def _build(self, lanes: Lanes, tier: ServiceTier, parts: list[Part], weights: dict[ServiceTier, float]) -> Step:
         self._steps += 1
         rows: list[Row] = []
-        picks: list[Pick] = []
-        decode_rows = 0
-        _, outputs, context = load(shares)
-        for s, n in shares:
+        load, charged = load_of(parts), charges(lanes, parts)
+        for s, own, draft, _ in parts:
             assert s.kv is not None
-            if s.decoding:
-                decode_rows += 1
-            sampled = n == s.pending
-            last = s.computed + n - 1
-            rows += [Row(s.kv, s.tokens[i], i, sampled and i == last) for i in range(s.computed, s.computed + n)]
-            lane.kv.extend(s.kv, s.tokens[s.computed : s.computed + n])
+            tokens = [*s.tokens[s.computed : s.computed + own], *draft]
+            first_output = own - 1 if own == s.pending else len(tokens)
+            rows += [Row(s.kv, token, s.computed + i, i >= first_output) for i, token in enumerate(tokens)]
+            lanes.kv.extend(s.kv, tokens)
             s.last_step = self._steps
-            picks.append(Pick(s, n, sampled))
-        predicted = lane.cost.ms(len(rows), outputs, context)
-        return Step(lane.model, lane.kv.take_ops(), rows, picks, decode_rows, outputs, context, predicted)
+        return Step(
+            lanes.model,
+            tier,
+            lanes.kv.take_ops(),
+            rows,
+            parts,
+            load,
+            decode_rows=sum(1 for part in parts if part.sequence.decoding),
+            draft_rows=sum(len(part.draft) for part in parts),
+            predicted_ms=lanes.cost.ms(*load),
+            charged=charged,
+            weights=weights,
+        )

@@ -21,13 +21,14 @@ from pathlib import Path
 from traceback import format_tb
 from typing import NamedTuple
 
+import msgspec
 import zmq
 
 from ..config import Model
 from ..types import GenerateRequest, ModelInfo
 from . import calibrate, messages
 from .core import Core, max_seqs
-from .cost import Curves
+from .cost import Curves, StepCost
 from .lanes import Limits
 from .memo import TokenMemo
 from .prepare import Prepared, Preparer, RejectedError
@@ -56,7 +57,7 @@ class _Model(NamedTuple):
     settled: threading.Event
 
 
-_Inbox = queue.SimpleQueue[Prepared | messages.Cancel | messages.Stop | _Model]
+_Inbox = queue.SimpleQueue[Prepared | messages.Cancel | messages.Tiers | messages.Stop | _Model]
 _Work = queue.SimpleQueue[messages.Load | messages.Generate | messages.Cancel]
 
 
@@ -164,6 +165,7 @@ def _load(job: messages.Load, settings: Settings, settled: threading.Event) -> t
         max_rows=facts.max_rows,
         max_step_ms=None if model.max_step_ms == "auto" else model.max_step_ms,
         max_prefill_step_ms=model.max_prefill_step_ms,
+        spill_tokens=model.spill_mb * 2**20 // facts.token_bytes if facts.token_bytes else 0,
     )
     costs = calibrate.cache_file(settings.costs_folder, runner)
     loaded = _Model(job.name, runner, memo, limits, info, costs, settled)
@@ -215,6 +217,8 @@ class _Compute:
                     self._core.submit(message)
                 case messages.Cancel(request_id):
                     self._core.cancel(request_id)
+                case messages.Tiers(shares):
+                    self._core.share(shares)
                 case _Model():
                     self._measuring.append(self._take_in(message))
                 case messages.Stop():
@@ -228,7 +232,9 @@ class _Compute:
             calibrate.keep(model.costs_file, curves)
         self._core.add_model(model.name, model.runner, model.memo, curves, model.limits)
         model.settled.set()
-        self._send(messages.Loaded(model.name, model.info))
+        cost = StepCost(curves)
+        stream_ms = [round(cost.ms(n, n), 3) for n in range(1, model.limits.slots + 1)]
+        self._send(messages.Loaded(model.name, msgspec.structs.replace(model.info, stream_ms=stream_ms)))
 
 
 def _end_with_parent() -> None:
@@ -254,9 +260,9 @@ def main(to_engine: str, from_engine: str, template_timeout_s: str, costs_folder
         socket.connect(to_engine)
         while True:
             message = messages.decode_to_engine(socket.recv())
-            if isinstance(message, messages.Cancel | messages.Stop):
+            if isinstance(message, messages.Cancel | messages.Tiers | messages.Stop):
                 inbox.put(message)
-            if not isinstance(message, messages.Stop):
+            if not isinstance(message, messages.Tiers | messages.Stop):
                 prepare.work.put(message)
 
     threading.Thread(target=receive, daemon=True).start()

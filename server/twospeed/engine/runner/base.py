@@ -32,7 +32,8 @@ class Row(NamedTuple):
 
 
 class RunnerInfo(NamedTuple):
-    """Facts of a loaded model. `partial_prefix`: a sequence can be cut back to any shorter length."""
+    """Facts of a loaded model. `partial_prefix`: a sequence can be cut back to any shorter length. `token_bytes`: what
+    one token of a saved sequence takes."""
 
     description: str
     context: int
@@ -41,6 +42,7 @@ class RunnerInfo(NamedTuple):
     parameters: int
     size_bytes: int
     partial_prefix: bool
+    token_bytes: int
     fingerprint: str
 
 

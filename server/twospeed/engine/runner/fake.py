@@ -83,7 +83,7 @@ class FakeRunner:
         context = _CONTEXT if model.context == "auto" else model.context
         kv_tokens = context if model.kv_tokens == "auto" else model.kv_tokens
         self.vocab = FakeVocab()
-        self.info = RunnerInfo("fake", min(context, kv_tokens), kv_tokens, 512, 0, 0, True, "fp_fake")
+        self.info = RunnerInfo("fake", min(context, kv_tokens), kv_tokens, 512, 0, 0, True, 2, "fp_fake")
         self._seqs: list[list[int]] = [[] for _ in range(max_seqs)]
         self._cells: list[list[object]] = [[] for _ in range(max_seqs)]
 

@@ -167,6 +167,7 @@ class LlamaRunner:
             parameters=C.llama_model_n_params(self._model),
             size_bytes=size,
             partial_prefix=not recurrent,
+            token_bytes=_token_bytes(self._model, model.kv_type),
             fingerprint=_fingerprint(path, model),
         )
         self._make_batch()
@@ -268,6 +269,13 @@ def _context_params(model: Model, kv_tokens: int, max_seqs: int) -> Any:
     params.swa_full = True  # a sliding window that forgets could not take up a conversation again
     params.no_perf = True
     return params
+
+
+def _token_bytes(model: Any, kv_type: str) -> int:
+    """Keys and values of one token, in all layers."""
+    head = C.llama_model_n_embd(model) // max(C.llama_model_n_head(model), 1)
+    values: int = 2 * C.llama_model_n_layer(model) * C.llama_model_n_head_kv(model) * head
+    return int(values * {"f16": 2.0, "q8_0": 1.07, "q5_1": 0.75, "q5_0": 0.69, "q4_1": 0.63, "q4_0": 0.57}[kv_type])
 
 
 def _description(model: Any) -> str:

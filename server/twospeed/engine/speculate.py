@@ -1,0 +1,183 @@
+"""Drafts that cost nothing: tokens copied from what the sequence has seen, and how likely each is right.
+
+Two texts to copy from: the prompt with the output so far (prompt lookup decoding: Saxena 2023,
+https://github.com/apoorvumang/prompt-lookup-decoding; SAM decoding, https://arxiv.org/abs/2411.10666; suffix
+decoding, https://arxiv.org/abs/2411.04975) and the client's prediction. The place to copy from is where the longest
+match of the last tokens ends. Instead of a suffix automaton the index is a hash chain over three tokens, as in
+deflate (RFC 1951, section 4): a step costs a dictionary lookup, a prompt takes one entry a token, and the longest
+matches among the most recent places are found all the same.
+
+How long a draft is worth its rows is decided in compose.py from the odds given here. They are learnt for each
+sequence from its own drafts, and from the drafts it would have made while it made none. Pure.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+Source = Literal["prediction", "lookup"]
+
+LONGEST = 63
+"""Drafted tokens in a step, at most: the row they are checked from makes it 64."""
+_GRAM = 3  # tokens that a match begins with
+_PLACES = 16  # most recent places that are compared
+_COMPARED = 64  # tokens back that a match is followed
+_CLAIMED = 16  # a prediction's beginning counts as a match this long
+_LENGTHS = (3, 5, 9, 17, 33)  # matches of 1-2, 3-4, 5-8, 9-16, 17-32 and more tokens have odds of their own
+_PRIOR = {"lookup": (0.3, 0.4, 0.6, 0.8, 0.92, 0.96), "prediction": (0.6, 0.7, 0.85, 0.92, 0.96, 0.98)}
+_PRIOR_TRIALS = 2.0
+_FORGET_DRAFT = 0.5  # a draft that was checked says more than all before it together: bad luck is noticed at once
+_FORGET_GUESS = 0.9
+
+
+class Draft(NamedTuple):
+    """Proposed tokens. `odds[i]`: the chance that token i is right if those before it are."""
+
+    tokens: list[int]
+    odds: list[float]
+    source: Source
+
+
+_NO_DRAFT = Draft([], [], "lookup")
+
+
+class Drafter:
+    """Proposes what one sequence writes next. `tokens`: its prompt and what it has written so far."""
+
+    def __init__(self, tokens: Sequence[int], prediction: Sequence[int] = ()) -> None:
+        self._lookup = _Copy("lookup", tokens)
+        self._prediction = _Copy("prediction", prediction) if prediction else None
+        self._tail = list(tokens[-_COMPARED:])
+        if self._prediction is not None:
+            self._prediction.begin()
+
+    def propose(self, most: int) -> Draft:
+        """A draft of up to `most` tokens, perhaps none."""
+        best = self._best()
+        return best.propose(min(most, LONGEST)) if best is not None else _NO_DRAFT
+
+    def advance(self, tokens: Sequence[int], offered: int) -> None:
+        """The sequence wrote `tokens`, after a draft of which `offered` were checked."""
+        best = self._best()
+        if best is not None:
+            best.learn(tokens, offered)
+        for token in tokens:
+            self._tail.append(token)
+            if len(self._tail) > 2 * _COMPARED:
+                del self._tail[:-_COMPARED]
+            if self._prediction is not None:
+                self._prediction.follow(token, self._tail)
+            self._lookup.follow(token, self._tail)
+            self._lookup.append(token)
+
+    def _best(self) -> _Copy | None:
+        prediction, lookup = self._prediction, self._lookup
+        if prediction is not None and prediction.at is not None and (lookup.at is None or prediction.sure(lookup)):
+            return prediction
+        return lookup if lookup.at is not None else None
+
+
+class _Copy:
+    """A text to copy from, and where the copy goes on. `at=None`: nowhere, what was written last isn't in it."""
+
+    def __init__(self, source: Source, tokens: Sequence[int]) -> None:
+        self.source = source
+        self.at: int | None = None
+        self._matched = 0
+        self._resume: int | None = None
+        self._tokens: list[int] = []
+        self._latest: dict[tuple[int, ...], int] = {}  # three tokens: where the text goes on after them
+        self._before: list[int] = []  # by such a place: the one before it with the same three tokens, or -1
+        self._hits = [p * _PRIOR_TRIALS for p in _PRIOR[source]]
+        self._trials = [_PRIOR_TRIALS] * len(self._hits)
+        for token in tokens:
+            self.append(token)
+
+    def begin(self) -> None:
+        """The output is expected to begin as this text does."""
+        self.at, self._matched = 0, _CLAIMED
+
+    def sure(self, other: _Copy) -> bool:
+        """Whether this one is at least as likely to go on."""
+        return self._odds(self._matched) >= other._odds(other._matched)
+
+    def append(self, token: int) -> None:
+        """The text goes on with `token`."""
+        self._tokens.append(token)
+        place = -1
+        if len(self._tokens) >= _GRAM:
+            gram = tuple(self._tokens[-_GRAM:])
+            place = self._latest.get(gram, -1)
+            self._latest[gram] = len(self._tokens)
+        self._before.append(place)
+
+    def follow(self, token: int, tail: Sequence[int]) -> None:
+        """`token` was written, the last one of `tail`; where does the copy go on?"""
+        if self.at is not None and self.at < len(self._tokens) and self._tokens[self.at] == token:
+            self.at += 1
+            self._matched += 1
+            return
+        # One token may have been replaced: the copy may go on behind it.
+        resume = self._resume if self.at is None else None
+        self._resume = None if self.at is None else self.at + 1
+        self.at, self._matched = self._find(tail)
+        if self.at is None and resume is not None and resume < len(self._tokens) and self._tokens[resume] == token:
+            self.at, self._matched, self._resume = resume + 1, 1, None
+
+    def propose(self, most: int) -> Draft:
+        assert self.at is not None
+        tokens = self._tokens[self.at : self.at + most]
+        if self.source == "lookup" and len(tokens) < most:
+            # The copy reaches the end of the output, which then repeats itself.
+            period = len(self._tokens) - self.at
+            tokens = [tokens[i % period] for i in range(most)] if period else []
+        odds = [self._odds(self._matched + i) for i in range(len(tokens))]
+        return Draft(tokens, odds, self.source)
+
+    def learn(self, written: Sequence[int], offered: int) -> None:
+        """Compare `written` with what the copy had gone on with; `offered` tokens of that were checked, and without
+        any the first one still tells."""
+        checked = max(offered, 1)
+        expected = self.propose(checked).tokens
+        touched = set[int]()
+        for i, (token, guess) in enumerate(zip(written, expected, strict=False)):
+            kind = bisect_right(_LENGTHS, self._matched + i)
+            if kind not in touched:
+                touched.add(kind)
+                keep = _FORGET_DRAFT if offered else _FORGET_GUESS
+                self._hits[kind] *= keep
+                self._trials[kind] *= keep
+            self._trials[kind] += 1
+            self._hits[kind] += token == guess
+            if token != guess:
+                break
+
+    def _odds(self, matched: int) -> float:
+        kind = bisect_right(_LENGTHS, matched)
+        prior = _PRIOR[self.source][kind]
+        return (self._hits[kind] + prior) / (self._trials[kind] + 1)
+
+    def _find(self, tail: Sequence[int]) -> tuple[int | None, int]:
+        """Where the longest match of `tail` among the most recent places ends, and its length."""
+        if len(tail) < _GRAM:
+            return None, 0
+        best, longest = None, 0
+        place = self._latest.get(tuple(tail[-_GRAM:]), -1)
+        for _ in range(_PLACES):
+            if place < 0:
+                break
+            length = self._common(place, tail)
+            if length > longest:
+                best, longest = place, length
+            place = self._before[place - 1]
+        return best, longest
+
+    def _common(self, place: int, tail: Sequence[int]) -> int:
+        length = 0
+        for back in range(1, min(place, len(tail), _COMPARED) + 1):
+            if self._tokens[place - back] != tail[-back]:
+                break
+            length = back
+        return length
