@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +13,10 @@ from hypothesis import strategies as st
 from twospeed.config import Config
 from twospeed.errors import ApiError
 from twospeed.gateway.route import Facts, Route, RuleRouter
-from twospeed.routes import LONG_PROMPT_CHARS, Range, Rule
+from twospeed.routes import LONG_PROMPT_CHARS, Range, Routes, Rule
+from twospeed.yamlfile import parse
+
+ROOT = Path(__file__).parents[2]
 
 FAKE: dict[str, Any] = {"backend": "fake"}
 TWO: dict[str, Any] = {"fast": FAKE | {"aliases": ["mini"]}, "smart": FAKE, "tiny": FAKE}
@@ -198,6 +203,16 @@ def test_the_first_rule_that_holds_decides(rules: list[dict[str, Any]], facts: F
         assert (chosen.model, chosen.passed_over) == (wanted, ())
     assert chosen.header.isascii()
     assert chosen.header.isprintable()
+
+
+def test_the_examples_in_models_yaml_and_the_docs_are_right() -> None:
+    written = (ROOT / "models.yaml").read_text("utf-8")
+    (example,) = re.findall(r"^# routes:\n(?:#  .*\n)+", written, re.MULTILINE)
+    routes = parse(re.sub(r"^# ", "", example, flags=re.MULTILINE), "f", {}).data["routes"]
+    assert Routes.model_validate(routes) == Routes(), "it says that this is what holds without"
+    (example,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/routing.md").read_text("utf-8"), re.DOTALL)
+    config = make(**parse(example, "f", {}).data["routes"]["auto"])
+    assert route(config, Facts(metadata={"team": "night"})).rule == "night"
 
 
 def test_a_range_says_what_it_is() -> None:
