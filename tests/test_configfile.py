@@ -91,6 +91,26 @@ models:
         ("  auto: {backend: fake}\n", "models.yaml:2: models: 'auto' is reserved"),
         ("  'a b': {backend: fake}\n", "models.yaml:4: models.a b: String should match"),
         ("server: {host: 5}\n", "models.yaml:4: server.host: Input should be a valid string (quotes make it one)"),
+        (
+            "routes:\n  auto:\n    rules:\n    - {tools: true, model: m}\n    - {code: true, model: n}\n",
+            "models.yaml:8: routes.auto.rules[1].model: no model, alias or role is 'n'; there are: m, fast, smart",
+        ),
+        ("routes: {auto: {default: n}}\n", "models.yaml:4: routes.auto.default: no model, alias or role is 'n'"),
+        (
+            "routes: {auto: {rules: [{tols: true, model: m}]}}\n",
+            "models.yaml:4: routes.auto.rules[0].tols: unknown key; did you mean 'tools'?",
+        ),
+        ("routes: {auto: {rules: [{model: m}]}}\n", "routes.auto.rules[0]: a rule needs a condition"),
+        ("routes: {auto: {rules: [{code: true}]}}\n", "routes.auto.rules[0].model: missing"),
+        (
+            "routes: {auto: {rules: [{turns: {min: 3, max: 2}, model: m}]}}\n",
+            "routes.auto.rules[0].turns.min: must not be above max",
+        ),
+        ("routes: {auto: {rules: [{turns: {}, model: m}]}}\n", "routes.auto.rules[0].turns: give min, max or both"),
+        (
+            "routes: {auto: {rules: [{name: 'a; b', code: true, model: m}]}}\n",
+            "routes.auto.rules[0].name: String should match",
+        ),
         ("defaults: {threads: 0}\n", "models.yaml:4: defaults.threads: Input should be greater"),
         ("? [a]\n: 1\n", "models.yaml:4: a key must be text"),
         ("server: [\n", "models.yaml:5: while parsing a flow node"),
@@ -339,10 +359,20 @@ _models = st.builds(
     ),
 )
 _keys = st.fixed_dictionaries({"name": _names, "key": st.text("0123456789e.-", min_size=16, max_size=40)})
+_rules = st.fixed_dictionaries(
+    {"model": st.sampled_from(["fast", "smart"]), "code": st.booleans()},
+    optional={
+        "name": _names,
+        "schema": st.booleans(),
+        "turns": st.fixed_dictionaries({"min": st.integers(0, 5)}, optional={"max": st.integers(5, 9)}),
+        "metadata": st.dictionaries(_text, _text, max_size=2),
+    },
+)
 _configs = st.fixed_dictionaries(
     {"version": st.just(1), "models": st.dictionaries(_names, _models, min_size=1, max_size=3)},
     optional={
         "defaults": _knobs,
+        "routes": st.fixed_dictionaries({"auto": st.fixed_dictionaries({"rules": st.lists(_rules, max_size=3)})}),
         "server": st.fixed_dictionaries(
             {"host": _text, "api_keys": st.lists(_keys, max_size=2, unique_by=lambda key: str(key["name"]))}
         ),
@@ -361,6 +391,7 @@ def test_the_effective_configuration_is_a_models_yaml_with_the_same_meaning(
     assert effective_text(second) == text
     assert second.models == first.models
     assert second.defaults == first.defaults
+    assert second.routes == first.routes
     for before, after in zip(first.server.api_keys, second.server.api_keys, strict=True):
         assert before.key is not None
         assert before.key not in str(effective(first)["server"]["api_keys"])

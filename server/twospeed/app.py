@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 
 from . import __version__
-from .api import chat, completions, health, models, openapi
+from .api import chat, completions, health, models, openapi, tiers
 from .api.context import ContextMiddleware
 from .api.deps import Deps
 from .api.disconnect import ClientGoneError
@@ -21,9 +21,13 @@ from .engine.client import EngineClient
 from .errors import ApiError
 from .gateway.auth import Hosts, Keys, check_exposure
 from .gateway.catalog import Catalog, Files, LoadingEngine, Progress
+from .gateway.counts import AdmissionCounts
 from .gateway.gateway import Gateway
 from .models.store import Store, StoreError
+from .observe.board import Board, TierBoard
+from .observe.collector import TierCollector
 from .observe.metrics import Metrics
+from .observe.window import Window
 from .types import ModelStatus
 
 
@@ -48,15 +52,25 @@ def create_app(
     StartRefusedError for a configuration that would open the server to anybody.
     """
     check_exposure(config.server)
-    metrics = Metrics()
+    window = Window()
+    metrics = Metrics(window.ttft)
     store = Store()
     engine = engine or EngineClient(
         template_timeout_s=config.server.template_timeout_s, costs_folder=store.root / "costs"
     )
     catalog = Catalog(config, engine, files or store, known=(StoreError,), on_progress=on_progress, on_state=on_state)
     gateway = Gateway(config, engine, catalog, metrics)
+    engine.on_step(window.step)
+    counts = AdmissionCounts(config, gateway.admission)
+    board = Board(config, window, counts, catalog.status, policies=lambda: config.service_tiers)
+    metrics.add(TierCollector(board))
     deps = Deps(
-        gateway=gateway, keys=Keys(config.server), server=config.server, metrics=metrics, created=int(time.time())
+        gateway=gateway,
+        keys=Keys(config.server),
+        server=config.server,
+        metrics=metrics,
+        board=board,
+        created=int(time.time()),
     )
 
     @asynccontextmanager
@@ -79,12 +93,12 @@ def create_app(
         exception_handlers={ApiError: on_api_error, ClientGoneError: on_client_gone, HTTPException: on_http_error},
     )
     app.add_middleware(ContextMiddleware, hosts=Hosts(config.server), metrics=metrics)
-    for family in (chat, completions, models, health):
+    for family in (chat, completions, models, tiers, health):
         app.include_router(family.router(deps))
     openapi.install(
         app,
         bodies=(chat.ChatCompletionRequest, completions.CompletionRequest),
-        replies=(chat.ChatCompletion, completions.Completion, models.ModelList, models.ModelObject),
+        replies=(chat.ChatCompletion, completions.Completion, models.ModelList, models.ModelObject, TierBoard),
     )
     app.state.gateway = gateway
     return app

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
+from .routes import AUTO, ROLES, Routes
+from .strict import Strict as _Strict
 from .types import TIERS, ServiceTier, Speculation
 
 Auto = Literal["auto"]
@@ -18,11 +20,7 @@ Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0
 SourceText = Annotated[str, StringConstraints(pattern=r"^(hf:|pypi:|https:|file:).+")]
 Quantization = Literal["Q4_0", "Q4_1", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0"]
 
-RESERVED_NAMES = frozenset({"auto"})
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
+RESERVED_NAMES = frozenset({AUTO})
 
 
 class SamplingDefaults(_Strict):
@@ -234,6 +232,7 @@ class Config(_Strict):
     service_tiers: ServiceTiers = Field(default_factory=lambda: ServiceTiers.model_validate({}))
     defaults: Knobs = Knobs()
     models: dict[Name, Model] = Field(min_length=1)
+    routes: Routes = Routes()
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> Self:
@@ -247,8 +246,33 @@ class Config(_Strict):
             raise ValueError(f"models: {name!r} is reserved for routing")
         return self
 
+    @model_validator(mode="after")
+    def _routes_lead_somewhere(self) -> Self:
+        auto = self.routes.auto
+        named = [(f"rules[{number}].model", rule.model) for number, rule in enumerate(auto.rules)]
+        for key, target in [*named, ("default", auto.default)]:
+            if not self.targets(target):
+                known = ", ".join(dict.fromkeys([*self.models, *ROLES]))
+                raise ValueError(f"routes.auto.{key}: no model, alias or role is {target!r}; there are: {known}")
+        return self
+
     def resolve(self, name: str) -> str | None:
         """The model that `name`, a name or an alias, stands for."""
         if name in self.models:
             return name
         return next((n for n, m in self.models.items() if name in m.aliases), None)
+
+    def targets(self, target: str) -> list[str]:
+        """The models that a routing rule's `target` stands for, the best first; none: it stands for nothing.
+
+        A name or an alias stands for one model, a role for all that have it. `fast` and `smart` stand for something
+        whatever the models are called: for each other or, where there is neither, for the first model.
+        """
+        if named := self.resolve(target):
+            return [named]
+        if roles := [name for name, model in self.models.items() if model.role == target]:
+            return roles
+        if target not in ROLES:
+            return []
+        other = next(role for role in ROLES if role != target)
+        return [name for name, model in self.models.items() if other in (name, model.role)] or [next(iter(self.models))]

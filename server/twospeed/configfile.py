@@ -169,7 +169,7 @@ def effective(config: Config) -> dict[str, Any]:
 
     A key given in the clear is shown by its sha256, which admits the same client, so that no secret is printed.
     """
-    data = config.model_dump(mode="json")
+    data = config.model_dump(mode="json", by_alias=True)
     for entry in data["server"]["api_keys"]:
         key = entry.pop("key")
         if key is not None:

@@ -53,6 +53,7 @@ def test_ready_means_that_a_model_answers(halfway: Any) -> None:
     assert (smart.status_code, smart.json()["error"]["code"]) == (503, "model_not_ready")
     assert smart.headers["retry-after"]
     assert smart.json()["models"]["smart"]["progress"] == 0.5
+    assert halfway.http.get("/readyz", params={"model": "auto"}).status_code == 200
     assert halfway.http.get("/readyz", params={"model": "nope"}).status_code == 404
 
 
@@ -86,11 +87,13 @@ def test_a_failed_download_is_told_with_its_reason(start_server: Any) -> None:
 def test_models_are_openais_with_state_and_size_beside(halfway: Any) -> None:
     client = halfway.openai()
     models = {model.id: model for model in client.models.list()}
-    assert list(models) == ["fast", "smart", "later"]
+    assert list(models) == ["fast", "smart", "later", "auto"]
     fast = models["fast"]
     assert (fast.object, fast.owned_by, fast.ready, fast.state, fast.context_length) == (
         "model", "twospeed", True, "ready", 4096,
     )  # fmt: skip
+    auto = client.models.retrieve("auto")
+    assert (auto.id, auto.ready, auto.detail) == ("auto", True, "chooses for each request: smart, fast")
     alias = client.models.retrieve("gpt-4o")
     assert (alias.id, alias.ready, alias.state, alias.progress) == ("smart", False, "downloading", 0.5)
 

@@ -176,6 +176,29 @@ def test_a_failure_is_told_and_tried_again_after_a_pause_that_grows(monkeypatch:
     play(act)
 
 
+def test_waking_loads_what_is_idle_and_tries_again_what_failed_but_not_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
+
+    async def act(catalog: Catalog, engine: Engine, files: Files) -> None:
+        nonlocal now
+        files.errors["lazy"] = DownloadError("disk full")
+        files.go("lazy")
+        for _ in range(3):
+            catalog.wake("lazy")
+        await until(lambda: catalog.status("lazy").state == "failed")
+        catalog.wake("lazy")
+        assert files.asked.count("lazy") == 1
+        now += 5.1
+        files.errors.clear()
+        catalog.wake("lazy")
+        await until(lambda: catalog.status("lazy").state == "ready")
+        catalog.wake("lazy")
+        assert (files.asked.count("lazy"), engine.loads.count("lazy")) == (2, 1)
+
+    play(act)
+
+
 def test_of_an_unexpected_failure_only_the_type_is_told(caplog: pytest.LogCaptureFixture) -> None:
     async def act(catalog: Catalog, engine: Engine, files: Files) -> None:
         files.errors["fast"] = ValueError("private")

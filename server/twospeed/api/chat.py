@@ -18,6 +18,7 @@ from .body import read
 from .context import Context
 from .deps import Deps
 from .exchange import Generation
+from .facts import facts_of
 from .fields import GenerationFields, PositiveTokens, WireModel, branch, by, refuse, text_or_list
 from .openapi import operation
 from .wire import Collected, Envelope, Tally, WireTimings, WireUsage, encode, new_id, sequence_timings
@@ -270,10 +271,12 @@ def router(deps: Deps) -> APIRouter:
         principal = deps.authenticate(request)
         body = await read(request, ChatCompletionRequest, limit=deps.server.max_body_bytes)
         refuse(body, _HARMLESS)
+        prompt = to_prompt(body)
+        tools = bool(body.tools or body.functions) and body.tool_choice != "none"
         call = Call(
             id=new_id("chatcmpl"),
             model=body.model,
-            prompts=[to_prompt(body)],
+            prompts=[prompt],
             principal=principal,
             started=Context.of(request.scope).started,
             wanted=body.wanted(),
@@ -282,6 +285,8 @@ def router(deps: Deps) -> APIRouter:
             n=body.n or 1,
             cache_prompt=body.cache_prompt is not False,
             service_tier=body.service_tier or "auto",
+            prediction=body.predicted,
+            facts=facts_of(request, [prompt], body.metadata, tools=tools, response_format=body.response_format),
         )
         return Generation(deps.gateway, call, ChatWire(include_usage=body.include_usage), stream=bool(body.stream))
 

@@ -18,6 +18,7 @@ from .body import read
 from .context import Context
 from .deps import Deps
 from .exchange import Generation
+from .facts import facts_of
 from .fields import MAX_TOKEN_ID, GenerationFields, PositiveTokens, branch, by, refuse
 from .openapi import operation
 from .wire import Collected, Envelope, Tally, WireTimings, WireUsage, encode, new_id, sequence_timings
@@ -156,10 +157,11 @@ def router(deps: Deps) -> APIRouter:
         body = await read(request, CompletionRequest, limit=deps.server.max_body_bytes)
         n = body.n or 1
         refuse(body, {"best_of": lambda value: value == n, "logprobs": lambda value: False})
+        prompts = to_prompts(body)
         call = Call(
             id=new_id("cmpl"),
             model=body.model,
-            prompts=to_prompts(body),
+            prompts=prompts,
             principal=principal,
             started=Context.of(request.scope).started,
             wanted=body.wanted(),
@@ -169,6 +171,8 @@ def router(deps: Deps) -> APIRouter:
             service_tier=body.service_tier or "auto",
             echo=bool(body.echo),
             cache_prompt=body.cache_prompt is not False,
+            prediction=body.predicted,
+            facts=facts_of(request, prompts, body.metadata),
         )
         wire = CompletionWire(include_usage=body.include_usage)
         return Generation(deps.gateway, call, wire, stream=bool(body.stream))

@@ -27,7 +27,9 @@ _STATE = "twospeed"
 
 @dataclass(slots=True)
 class Context:
-    """One request. `outcome` is the status to count, where the one that was sent doesn't tell the end."""
+    """One request. `outcome` is the status to count, where the one that was sent doesn't tell the end. `headers` go
+    with the response, whatever it becomes.
+    """
 
     id: str
     started: float = field(default_factory=time.perf_counter)
@@ -35,6 +37,7 @@ class Context:
     tier: str = ""
     status: int = 0
     outcome: int = 0
+    headers: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, scope: Scope) -> Context:
@@ -66,6 +69,7 @@ class ContextMiddleware:
                 out["x-request-id"] = context.id
                 out["openai-processing-ms"] = str(round((time.perf_counter() - context.started) * 1000))
                 out["x-content-type-options"] = "nosniff"
+                out.update(context.headers)
             await send(message)
 
         try:

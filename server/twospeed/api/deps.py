@@ -9,6 +9,7 @@ from starlette.requests import Request
 from ..config import Server
 from ..gateway.auth import Keys, Principal
 from ..gateway.gateway import Gateway
+from ..observe.board import Board
 from ..observe.metrics import Metrics
 
 
@@ -20,6 +21,7 @@ class Deps:
     keys: Keys
     server: Server
     metrics: Metrics
+    board: Board
     created: int
 
     def authenticate(self, request: Request) -> Principal:

@@ -7,6 +7,7 @@ from starlette.types import Receive, Scope, Send
 
 from ..gateway.calls import Call
 from ..gateway.gateway import Gateway, Run
+from ..gateway.route import HEADER
 from ..types import ServiceTier
 from .context import Context
 from .disconnect import ClientGoneError, UntilGone
@@ -31,9 +32,11 @@ class Generation(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         call, context = self._call, Context.of(scope)
-        model = self._gateway.catalog.resolve(call.model)
+        model, route = self._gateway.route(call)
         tier = self._gateway.tier(call.service_tier)
         context.model, context.tier = model, tier
+        if route is not None:
+            context.headers[HEADER] = route.header
         if self._stream:
             await self._answer_in_events(context, model, tier, receive, send)
             return

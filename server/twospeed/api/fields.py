@@ -1,8 +1,8 @@
 """The parts of a request body that chat and plain completions share, as pydantic models.
 
-Fields that clients send and that change nothing here (`user`, `metadata`, `store`, `safety_identifier`,
-`reasoning_effort`, `verbosity`, `parallel_tool_calls`, `prediction`, ...) are not listed: like
-any unknown field they are taken and ignored. What would change the output but isn't there yet is refused.
+Fields that clients send and that change nothing here (`user`, `store`, `safety_identifier`, `reasoning_effort`,
+`verbosity`, `parallel_tool_calls`, ...) are not listed: like any unknown field they are taken and ignored. What
+would change the output but isn't there yet is refused.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, StringConstraints, Tag
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, JsonValue, StringConstraints, Tag
 
 from ..errors import ApiError
 from ..gateway.calls import Wanted
+from ..gateway.route import METADATA_KEY
 
 MAX_N = 16
 MAX_TOKEN_ID = 2**31 - 1
@@ -68,6 +69,34 @@ PositiveTokens = Annotated[int, Field(ge=1, le=_MAX_TOKENS)]
 Penalty = Annotated[float, Field(ge=0.01, le=10)]
 
 
+def _route_is_text(metadata: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    if not isinstance(metadata.get(METADATA_KEY, ""), str):
+        raise ValueError(f"its {METADATA_KEY!r} should be a string")
+    return metadata
+
+
+Metadata = Annotated[dict[str, JsonValue], AfterValidator(_route_is_text)]
+
+
+class PredictionPart(WireModel):
+    type: Literal["text"]
+    text: str
+
+
+class Prediction(WireModel):
+    """Text that the client expects in the output, such as the file that it wants edited."""
+
+    type: Literal["content"]
+    content: Annotated[
+        Annotated[str, branch("text")] | Annotated[list[PredictionPart], branch("list")],
+        by(text_or_list, "a string or a list of text parts"),
+    ]
+
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
 class StreamOptions(WireModel):
     include_usage: bool | None = Field(None, description="send one more chunk, with usage and no choices")
 
@@ -75,7 +104,7 @@ class StreamOptions(WireModel):
 class GenerationFields(WireModel):
     """What every generating endpoint takes."""
 
-    model: str = Field(min_length=1, max_length=256, description="a model of the configuration, or an alias")
+    model: str = Field(min_length=1, max_length=256, description="a model of the configuration, an alias, or auto")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
@@ -89,6 +118,8 @@ class GenerationFields(WireModel):
     service_tier: Literal["auto", "default", "flex", "priority", "fast", "scale", "ultrafast"] | None = Field(
         None, description="the response says which one was used"
     )
+    metadata: Metadata | None = Field(None, description=f"`{METADATA_KEY}` in it is a first choice for model auto")
+    prediction: Prediction | None = Field(None, description="text expected in the output, which makes that part faster")
     top_k: Annotated[int, Field(ge=-1, le=MAX_TOKEN_ID)] | None = Field(None, description="0 or -1: off")
     min_p: Annotated[float, Field(ge=0, le=1)] | None = Field(None, description="0: off")
     repetition_penalty: Penalty | None = Field(None, description="1: off")
@@ -108,6 +139,11 @@ class GenerationFields(WireModel):
     @property
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def predicted(self) -> str:
+        """The text of `prediction`."""
+        return "" if self.prediction is None else self.prediction.text
 
     def wanted(self) -> Wanted:
         """The sampling this asks for."""

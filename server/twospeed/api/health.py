@@ -12,6 +12,7 @@ from starlette.responses import Response
 
 from ..errors import ApiError
 from ..gateway.gateway import Gateway
+from ..routes import AUTO
 from ..types import ModelStatus
 from .deps import Deps
 from .openapi import operation
@@ -32,7 +33,9 @@ def router(deps: Deps) -> APIRouter:
     )
     async def readyz(request: Request, model: str | None = None) -> Response:
         gateway = deps.gateway
-        asked = [gateway.catalog.resolve(model)] if model else None
+        asked = None
+        if model:
+            asked = gateway.router.models if model == AUTO else [gateway.catalog.resolve(model)]
         statuses = {status.name: status for status in gateway.catalog.statuses()}
         error = _why_not_ready(gateway, statuses, asked)
         body: dict[str, Any] = {

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from ..config import Model
+from ..routes import AUTO
 from ..types import ModelState, ModelStatus
 from .deps import Deps
 from .openapi import operation
@@ -75,21 +76,44 @@ def describe_model(status: ModelStatus, model: Model, created: int) -> ModelObje
     )
 
 
+def describe_auto(statuses: list[ModelStatus], created: int) -> ModelObject:
+    """The object of `auto`, which stands for one of these models at each request."""
+    best = min(statuses, key=lambda status: status.state != "ready")
+    return ModelObject(
+        id=AUTO,
+        object="model",
+        created=created,
+        owned_by="twospeed",
+        role=AUTO,
+        aliases=[],
+        ready=best.state == "ready",
+        state=best.state,
+        detail="chooses for each request: " + ", ".join(status.name for status in statuses),
+        progress=None,
+    )
+
+
 def router(deps: Deps) -> APIRouter:
     """The endpoints."""
     routes = APIRouter()
     catalog = deps.gateway.catalog
 
+    def auto() -> ModelObject:
+        return describe_auto([catalog.status(name) for name in deps.gateway.router.models], deps.created)
+
     @routes.get("/v1/models", **operation("All models", None, ModelList))
     async def list_models(request: Request) -> Response:
         deps.authenticate(request)
         models = [describe_model(status, catalog.model(status.name), deps.created) for status in catalog.statuses()]
+        models.append(auto())  # last: some clients take the first one
         return json_response(ModelList("list", models))
 
     # Names may have slashes, as in `owner/name`.
     @routes.get("/v1/models/{model:path}", **operation("One model, by its name or an alias", None, ModelObject))
     async def get_model(request: Request, model: str) -> Response:
         deps.authenticate(request)
+        if model == AUTO:
+            return json_response(auto())
         name = catalog.resolve(model)
         return json_response(describe_model(catalog.status(name), catalog.model(name), deps.created))
 

@@ -97,6 +97,8 @@ class Tally:
         self._n = n
         self._prompts: dict[int, Usage] = {}
         self._completion = 0
+        self._accepted = 0
+        self._rejected = 0
         self._timings: list[tuple[int, Timings]] = []
 
     def add(self, chunk: Chunk) -> None:
@@ -107,16 +109,23 @@ class Tally:
             if known is None or chunk.usage.cached_tokens < known.cached_tokens:
                 self._prompts[prompt] = chunk.usage
             self._completion += chunk.usage.completion_tokens
+            self._accepted += chunk.usage.accepted_prediction
+            self._rejected += chunk.usage.rejected_prediction
         if chunk.timings is not None:
             self._timings.append((chunk.index, chunk.timings))
 
     def usage(self) -> WireUsage:
+        """Rejected tokens of a prediction count as completion tokens, as with OpenAI; `timings` has those written."""
+        completion = self._completion + self._rejected
         prompt = sum(usage.prompt_tokens for usage in self._prompts.values())
         return WireUsage(
             prompt_tokens=prompt,
-            completion_tokens=self._completion,
-            total_tokens=prompt + self._completion,
+            completion_tokens=completion,
+            total_tokens=prompt + completion,
             prompt_tokens_details=PromptTokensDetails(sum(usage.cached_tokens for usage in self._prompts.values())),
+            completion_tokens_details=CompletionTokensDetails(
+                accepted_prediction_tokens=self._accepted, rejected_prediction_tokens=self._rejected
+            ),
         )
 
     def timings(self) -> WireTimings | None:

@@ -21,6 +21,7 @@ from .. import __version__
 from ..config import Config, Model
 from ..machine import look
 from ..models.store import Store
+from ..routes import AUTO
 from . import measures, report
 from .child import bare_decode, serving, until_ready
 from .client import BenchError, Endpoint
@@ -186,7 +187,7 @@ async def served(url: str, key: str | None) -> list[str]:
     status, answer = await Endpoint(url.rstrip("/").removesuffix("/v1"), key).get("/v1/models")
     if status != 200:
         raise BenchError(f"{url}: {answer.get('error', {}).get('message', f'status {status}')}")
-    return [model["id"] for model in answer["data"] if model.get("ready", True)]
+    return [model["id"] for model in answer["data"] if model.get("ready", True) and model["id"] != AUTO]
 
 
 def _is_here(endpoint: Endpoint) -> bool:

@@ -14,7 +14,7 @@ import typer
 from .chat_client import Answer, ChatError, Client, connect
 
 KEY_ENV = "TWOSPEED_API_KEY"
-_URL = "http://127.0.0.1:8000"
+URL = "http://127.0.0.1:8000"
 _HELP = "/reset forgets what was said, /model [NAME] changes the model, Ctrl-C stops an answer, /exit or Ctrl-D ends"
 # What a model writes must not drive the terminal: all control characters but tab and line feed are dropped.
 _CONTROLS = {code: None for code in (*range(32), *range(127, 160)) if code not in (9, 10)}
@@ -32,7 +32,7 @@ def chat(
         str | None,
         typer.Option(help="Who answers.  [default: a ready model, smart before others]", show_default=False),
     ] = None,
-    url: Annotated[str, typer.Option(help=f"The server; its key, if any, is taken from {KEY_ENV}.")] = _URL,
+    url: Annotated[str, typer.Option(help=f"The server; its key, if any, is taken from {KEY_ENV}.")] = URL,
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="The system message.", show_default=False)] = None,
 ) -> None:
     """Chat with a running server. With PROMPT, or in a pipe: one answer on stdout, its figures on stderr."""

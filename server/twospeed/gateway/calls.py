@@ -8,6 +8,7 @@ from typing import TypeVar
 from ..config import SamplingDefaults
 from ..types import GenerateRequest, Prompt, Sampling, ServiceTier
 from .auth import Principal
+from .route import Facts
 
 T = TypeVar("T")
 
@@ -48,7 +49,8 @@ class Call:
     """One client call: `n` sequences of each of its prompts.
 
     `id` names it in the engine and to the client. `started` is `time.perf_counter()` when its headers came.
-    `cache_prompt=False` takes up no earlier request's prefix, and leaves none to others.
+    `cache_prompt=False` takes up no earlier request's prefix, and leaves none to others. `prediction` is text that
+    the client expects in the output. `facts` is what `model: auto` is decided by.
     """
 
     id: str
@@ -63,6 +65,8 @@ class Call:
     service_tier: str = "auto"
     echo: bool = False
     cache_prompt: bool = True
+    prediction: str = ""
+    facts: Facts = field(default_factory=Facts)
 
     @property
     def sequences(self) -> int:
@@ -86,6 +90,7 @@ class Call:
                 namespace=self.principal.namespace,
                 cache_prompt=self.cache_prompt,
                 echo=self.echo,
+                prediction=self.prediction,
             )
             for number, prompt in enumerate(self.prompts)
         ]

@@ -165,6 +165,13 @@ class Catalog:
             message = f"Model {name!r} is not ready yet: {status.state}{percent}. {status.detail}".rstrip()
             raise ApiError("model_not_ready", message) from None
 
+    def wake(self, name: str) -> None:
+        """Begin to bring up model `name` (no alias), where it is idle or failed long enough ago. Waits for nothing."""
+        entry = self._entries[name]
+        due = entry.state == "idle" or (entry.state == "failed" and time.monotonic() >= entry.retry_at)
+        if due and not self._closing.is_set() and (entry.task is None or entry.task.done()):
+            self._bring_up(name, entry, None)
+
     async def close(self) -> None:
         """Stop downloads and loads; those who wait get `shutting_down`."""
         self._closing.set()

@@ -13,11 +13,13 @@ from typing import Self, cast
 from ..config import Config
 from ..errors import ApiError
 from ..observe.metrics import Metrics, TokenClock
+from ..routes import AUTO
 from ..types import Chunk, GenerateRequest, ModelInfo, ServiceTier
 from .admission import Admission
 from .calls import Call
 from .catalog import Catalog, LoadingEngine
 from .merge import merge
+from .route import Facts, Route, Router, RuleRouter
 
 
 class Run:
@@ -64,6 +66,7 @@ class Gateway:
         self._drained = False
         self.catalog = catalog
         self.admission = Admission(config)
+        self.router: Router = RuleRouter(config)
         for name in config.models:
             metrics.watch_model(
                 name,
@@ -71,6 +74,17 @@ class Gateway:
                 ready=lambda name=name: float(catalog.status(name).state == "ready"),  # type: ignore[misc]
             )
         engine.on_step(metrics.step)
+
+    def route(self, call: Call) -> tuple[str, Route | None]:
+        """The model (no alias) that serves `call` and, for `model: auto`, why. Raises `model_not_found`, and
+        `invalid_value` for a wish about the route that names no model.
+        """
+        if call.model != AUTO:
+            return self.catalog.resolve(call.model), None
+        route = self.router.route(call.facts, lambda model: self._could_begin(model, call.facts))
+        for model in route.passed_over:
+            self.catalog.wake(model)  # nobody else may ever ask for it
+        return route.model, route
 
     def tier(self, wanted: str) -> ServiceTier:
         """The service tier that serves a request for `wanted`."""
@@ -107,6 +121,12 @@ class Gateway:
         finally:
             await self.catalog.close()
             await self._engine.close()
+
+    def _could_begin(self, model: str, facts: Facts) -> bool:
+        status = self.catalog.status(model)
+        if status.state != "ready" or status.info is None:
+            return False
+        return status.info.infill or not facts.infill
 
     def _generate(self, requests: list[GenerateRequest], n: int) -> AsyncGenerator[Chunk, None]:
         # The protocol promises `aclose`, which AsyncIterator has no word for.

@@ -9,9 +9,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
 
 from ..types import Chunk, StepStats
 
@@ -27,7 +29,9 @@ _ROW_BUCKETS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 class Metrics:
     """The server's metrics. One object per app, so several apps in one process never share series."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_ttft: Callable[[str, str, float], None] = lambda model, tier, seconds: None) -> None:
+        """`on_ttft` is told each time to a first token too: model, service tier and seconds."""
+        self._on_ttft = on_ttft
         self._registry = registry = CollectorRegistry()
         by_tier = ("model", "tier")
 
@@ -64,6 +68,10 @@ class Metrics:
         self._steps: dict[str, _ModelSteps] = {}
         self._last: dict[str, _LastStep] = {}
 
+    def add(self, collector: Collector) -> None:
+        """Show what `collector` collects as well."""
+        self._registry.register(collector)
+
     def watch_model(self, model: str, *, admitted: Callable[[], float], ready: Callable[[], float]) -> None:
         """Read `admitted` (sequences) and `ready` (0 or 1) of `model` whenever somebody scrapes."""
         self._admitted.labels(model).set_function(admitted)
@@ -82,6 +90,7 @@ class Metrics:
         if found is None:
             found = self._tiers[model, tier] = TierMetrics(
                 ttft=self._ttft.labels(model, tier),
+                on_ttft=partial(self._on_ttft, model, tier),
                 gap=self._gap.labels(model, tier),
                 queue_s=self._queue_s.labels(model, tier),
                 prompt=self._prompt.labels(model, tier),
@@ -138,6 +147,7 @@ class TierMetrics:
     """The series that requests of one (model, service tier) feed."""
 
     ttft: Histogram
+    on_ttft: Callable[[float], None]
     gap: Histogram
     queue_s: Histogram
     prompt: Counter
@@ -172,6 +182,7 @@ class TokenClock:
                 series.gap.observe((now - last) / chunk.tokens)
             elif not self._last:
                 series.ttft.observe(now - self._started)
+                series.on_ttft(now - self._started)
             self._last[chunk.index] = now
         if chunk.usage is not None:
             series.completion.inc(chunk.usage.completion_tokens)
