@@ -20,6 +20,7 @@ from .deps import Deps
 from .exchange import Generation
 from .fields import GenerationFields, PositiveTokens, WireModel, branch, by, refuse, text_or_list
 from .openapi import operation
+from .patience import patience
 from .wire import Collected, Envelope, Tally, WireTimings, WireUsage, encode, new_id, sequence_timings
 
 
@@ -261,6 +262,13 @@ def _chunk(
     )
 
 
+def _limit(body: ChatCompletionRequest) -> str:
+    """The field that limits the output; empty: none does."""
+    if body.max_completion_tokens is not None:
+        return "max_completion_tokens"
+    return "max_tokens" if body.max_tokens is not None else ""
+
+
 def router(deps: Deps) -> APIRouter:
     """The endpoint."""
     routes = APIRouter()
@@ -270,6 +278,7 @@ def router(deps: Deps) -> APIRouter:
         principal = deps.authenticate(request)
         body = await read(request, ChatCompletionRequest, limit=deps.server.max_body_bytes)
         refuse(body, _HARMLESS)
+        limit = _limit(body)
         call = Call(
             id=new_id("chatcmpl"),
             model=body.model,
@@ -277,11 +286,13 @@ def router(deps: Deps) -> APIRouter:
             principal=principal,
             started=Context.of(request.scope).started,
             wanted=body.wanted(),
-            max_tokens=body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens,
+            max_tokens=body.max_tokens if limit == "max_tokens" else body.max_completion_tokens,
+            max_tokens_param=limit,
             stop=body.stops,
             n=body.n or 1,
             cache_prompt=body.cache_prompt is not False,
             service_tier=body.service_tier or "auto",
+            patience_s=patience(request, body),
         )
         return Generation(deps.gateway, call, ChatWire(include_usage=body.include_usage), stream=bool(body.stream))
 
