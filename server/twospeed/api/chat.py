@@ -262,13 +262,6 @@ def _chunk(
     )
 
 
-def _limit(body: ChatCompletionRequest) -> str:
-    """The field that limits the output; empty: none does."""
-    if body.max_completion_tokens is not None:
-        return "max_completion_tokens"
-    return "max_tokens" if body.max_tokens is not None else ""
-
-
 def router(deps: Deps) -> APIRouter:
     """The endpoint."""
     routes = APIRouter()
@@ -278,7 +271,8 @@ def router(deps: Deps) -> APIRouter:
         principal = deps.authenticate(request)
         body = await read(request, ChatCompletionRequest, limit=deps.server.max_body_bytes)
         refuse(body, _HARMLESS)
-        limit = _limit(body)
+        limits = ("max_completion_tokens", "max_tokens")
+        limit = next((name for name in limits if getattr(body, name) is not None), "")
         call = Call(
             id=new_id("chatcmpl"),
             model=body.model,
@@ -286,7 +280,7 @@ def router(deps: Deps) -> APIRouter:
             principal=principal,
             started=Context.of(request.scope).started,
             wanted=body.wanted(),
-            max_tokens=body.max_tokens if limit == "max_tokens" else body.max_completion_tokens,
+            max_tokens=getattr(body, limit) if limit else None,
             max_tokens_param=limit,
             stop=body.stops,
             n=body.n or 1,
