@@ -141,6 +141,14 @@ def test_a_wrong_file_changes_nothing_and_says_so(caplog: pytest.LogCaptureFixtu
     assert "nothing has changed: models.yaml:3: port: bad; models.yaml:4" in caplog.text
 
 
+def test_what_nobody_expected_is_told_without_its_message(caplog: pytest.LogCaptureFixture) -> None:
+    gateway, _ = a_gateway(configured())
+    (outcome,) = reloaded(gateway, ZeroDivisionError("a secret"))
+    assert outcome == Outcome(False, ["unexpected ZeroDivisionError, see the log"])
+    assert "a secret" not in caplog.text
+    assert "ZeroDivisionError" in caplog.text
+
+
 def test_a_reload_cannot_open_an_exposed_server_to_everybody(caplog: pytest.LogCaptureFixture) -> None:
     gateway, _ = a_gateway(configured(server={"host": "10.0.0.1", "api_keys": [KEY]}))
     (outcome,) = reloaded(gateway, configured())

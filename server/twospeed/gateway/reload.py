@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..config import Config
+from ..observe.logs import describe
 from .auth import StartRefusedError, check_exposure
 from .gateway import Gateway
 
@@ -72,6 +73,9 @@ class Reloader:
             except self._refusals as exc:
                 outcome = Outcome(False, str(exc).splitlines())
                 logger.error("configuration not reloaded, nothing has changed: %s", "; ".join(outcome.notes))
+            except Exception as exc:  # whatever it is, those who asked must be told
+                outcome = Outcome(False, [f"unexpected {type(exc).__name__}, see the log"])
+                logger.error("configuration not reloaded, nothing has changed: %s", describe(exc))
             else:
                 self._gateway.reload(config)
                 outcome = Outcome(True, waiting)
