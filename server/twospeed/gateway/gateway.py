@@ -6,16 +6,19 @@ Which model, which tier, a permit, the model's readiness, the engine, and the nu
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 from typing import Self, cast
+
+from msgspec import structs
 
 from ..config import Config
 from ..errors import ApiError
 from ..observe.metrics import Metrics, TokenClock
 from ..types import Chunk, GenerateRequest, ModelInfo, ServiceTier
 from . import tiers
-from .admission import Admission
+from .admission import Admission, Permit
 from .auth import Hosts, Keys, Principal
 from .calls import Call
 from .catalog import Catalog, LoadingEngine
@@ -44,11 +47,16 @@ class Run:
         self._clock = clock
         self._meter = meter
         self._n = n
+        self._waited_ms = 0.0
         self._first: Chunk | None = None
 
-    async def wait_for_first(self) -> None:
-        """Wait for the first chunk, which is kept for the iteration."""
+    async def begin(self, permit: Permit) -> None:
+        """Wait for a seat, and then for the first chunk, which is kept for the iteration."""
+        before = time.perf_counter()
+        await permit.seat()
+        self._waited_ms = (time.perf_counter() - before) * 1000
         self._first = await self.__anext__()
+        permit.served()
 
     def __aiter__(self) -> Self:
         return self
@@ -58,6 +66,9 @@ class Run:
             first, self._first = self._first, None
             return first
         chunk = await self._chunks.__anext__()
+        if chunk.timings is not None:  # the engine's; it doesn't know of the line here
+            timings = structs.replace(chunk.timings, queue_ms=chunk.timings.queue_ms + self._waited_ms)
+            chunk = structs.replace(chunk, timings=timings)
         prompt = chunk.index // self._n
         self._clock.chunk(chunk, prompt)
         self._meter.chunk(chunk, prompt)
@@ -132,11 +143,9 @@ class Gateway:
                 wait = tiers.queue_wait_of(config, tier)
                 try:
                     async with asyncio.timeout(wait):
-                        await permit.seat()
-                        await run.wait_for_first()
+                        await run.begin(permit)
                 except TimeoutError:
                     raise ApiError("queue_timeout", f"No slot came free within {wait:g} s; try again later.") from None
-                permit.served()
                 yield run
 
     async def drain(self) -> None:
