@@ -8,9 +8,10 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from unittest import mock
 
 import httpx
@@ -25,6 +26,8 @@ from twospeed.gateway.gateway import Gateway
 from twospeed.models.store import Store
 
 DEADLINE_S = 20.0
+
+T = TypeVar("T")
 
 # A shell's background job starts with SIGINT ignored, and so would every program that these tests interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -72,6 +75,19 @@ class Running:
 
     def wait_metric(self, name: str, value: float) -> None:
         wait_until(lambda: self.metric(name) == value, f"{name} == {value}")
+
+    def on_loop(self, work: Callable[[], T]) -> T:
+        """The result of `work`, done in the server's event loop, where all of the gateway belongs."""
+        done: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                done.set_result(work())
+            except BaseException as exc:
+                done.set_exception(exc)
+
+        self.server._loop.call_soon_threadsafe(run)
+        return done.result(DEADLINE_S)
 
     def held(self) -> int:
         """Sequences that hold a permit."""

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -61,6 +62,10 @@ class Served:
         self._reader.join(WAIT_S)
         self.http.close()
 
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
     def _read(self) -> None:
         assert self.process.stderr
         with self.process.stderr as lines:
@@ -70,10 +75,15 @@ class Served:
                     self._said.notify_all()
 
 
-def command(tmp_path: Path, server: dict[str, Any], *arguments: str) -> list[str]:
-    config = {"version": 1, "server": {"port": 0} | server, "models": {"fast": {"backend": "fake"}}}
+def configure(tmp_path: Path, server: dict[str, Any], **rest: Any) -> Path:
+    config = {"version": 1, "server": {"port": 0} | server, "models": {"fast": {"backend": "fake", "slots": 20}}} | rest
     path = tmp_path / "models.yaml"
     path.write_text(json.dumps(config))  # JSON is YAML
+    return path
+
+
+def command(tmp_path: Path, server: dict[str, Any], *arguments: str) -> list[str]:
+    path = configure(tmp_path, server)
     return [sys.executable, "-m", "twospeed", "serve", "-v", "--config", str(path), *arguments]
 
 
@@ -204,6 +214,114 @@ def test_no_line_has_a_prompt_an_output_or_a_key(serve: Any) -> None:
     assert " 401 " in said
     for secret in ("needle", key, "wrong-secret"):
         assert secret not in said
+
+
+KEYS = {name: f"ts-{name}-0123456789abcdef" for name in ("leaving", "vip", "other")}
+
+
+def as_(name: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {KEYS[name]}"}
+
+
+def keys(*names: str) -> dict[str, Any]:
+    return {"api_keys": [{"name": name, "key": KEYS[name]} for name in names]}
+
+
+def run_reload(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "twospeed", "reload", *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_a_reload_is_for_the_next_request_and_sixteen_streams_run_on(
+    serve: Any, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    served = serve(**keys("leaving", "vip"))
+    read: list[list[str]] = [[] for _ in range(16)]
+    leave = threading.Event()
+
+    def stream(events: list[str]) -> None:
+        with (
+            httpx.Client(base_url=served.url, timeout=WAIT_S) as http,
+            http.stream("POST", "/v1/completions", json=LONG, headers=as_("leaving")) as answer,
+        ):
+            for line in answer.iter_lines():
+                events += [line.removeprefix("data: ")] if line else []
+                if leave.is_set():
+                    return
+
+    def wait_more(count: int) -> None:
+        """Until each stream has brought so many more events."""
+        wanted = [len(events) + count for events in read]
+        while any(len(events) < least for events, least in zip(read, wanted, strict=True)):
+            assert all(thread.is_alive() for thread in threads)
+            time.sleep(0.01)
+
+    def ask(name: str, tier: str = "auto") -> tuple[int, str]:
+        body = {"model": "fast", "prompt": "a", "max_tokens": 1, "service_tier": tier}
+        answer = served.http.post("/v1/completions", json=body, headers=as_(name))
+        found = answer.json()
+        return answer.status_code, found["service_tier"] if answer.status_code == 200 else found["error"]["code"]
+
+    threads = [threading.Thread(target=stream, args=(events,)) for events in read]
+    for thread in threads:
+        thread.start()
+    wait_more(1)
+    assert ask("vip", "ultrafast") == (400, "service_tier_not_allowed")
+    assert (ask("leaving"), ask("other")) == ((200, "default"), (401, "invalid_api_key"))
+
+    tiers = {"priority": {"weight": 9}, "flex": {"seats": 0}}
+    path = configure(tmp_path, keys("vip", "other"), preview={"ultrafast": ["vip"]}, service_tiers=tiers)
+    done = run_reload(environment, "--port", str(served.port))
+    assert (done.returncode, done.stdout) == (0, f"Reloaded {path} on port {served.port}.\n")
+
+    assert ask("vip", "ultrafast") == (200, "ultrafast")
+    assert (ask("leaving"), ask("other")) == ((401, "invalid_api_key"), (200, "default"))
+    assert ask("vip", "flex") == (429, "resource_unavailable")
+    metrics = served.http.get("/metrics", headers=as_("vip")).text
+    assert 'twospeed_sequences_admitted{model="fast"} 16.0' in metrics, "all streams run on, and are counted"
+    wait_more(5)
+    leave.set()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert all(json.loads(event)["choices"] for events in read for event in events)
+    while 'twospeed_sequences_admitted{model="fast"} 0.0' not in metrics:
+        metrics = served.http.get("/metrics", headers=as_("vip")).text
+    served.wait_line("configuration reloaded")
+
+
+def test_a_wrong_file_is_refused_and_a_changed_model_waits_for_a_restart(
+    serve: Any, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    served = serve()
+    at = ("--port", str(served.port))
+    path = configure(tmp_path, {"max_queue": -1})
+    done = run_reload(environment, *at)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"{path}:1: server.max_queue: Input should be greater" in done.stderr
+    assert "Nothing has changed" in done.stderr
+    served.wait_line("not reloaded, nothing has changed: .*server.max_queue")
+
+    configure(tmp_path, {}, models={"fast": {"backend": "fake"}, "new": {"backend": "fake"}})
+    done = run_reload(environment, *at)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[1] == "Needs a restart to take effect: models.fast, models.new"
+    served.wait_line("needs a restart to take effect: models.fast, models.new")
+    assert [model["id"] for model in served.http.get("/v1/models").json()["data"]] == ["fast"]
+
+    served.process.send_signal(signal.SIGHUP)  # without our command
+    while sum("configuration reloaded" in line for line in served.lines) < 2:
+        time.sleep(0.01)
+    record = Path(environment["TWOSPEED_HOME"], "run", f"{served.port}.json")
+    assert json.loads(record.read_text())["pid"] == served.process.pid
+    assert served.end(signal.SIGTERM) == 0
+    assert not record.exists()
+    assert run_reload(environment, *at).returncode == 1
 
 
 @pytest.mark.parametrize(

@@ -467,3 +467,47 @@ def test_the_schema_lets_placeholders_stand_for_numbers_and_choices_but_not_for_
     assert "anyOf" not in schema["properties"]["server"]
     assert re.search(schema["$defs"]["Placeholder"]["pattern"], "${env.PORT:-8000}")
     assert schema["$defs"]["Model"].get("required", []) == []
+
+
+def test_the_schema_lets_everything_be_left_out_that_the_file_may_leave_out() -> None:
+    definitions = json_schema()["$defs"]
+    for name in ("ServiceTiers", "TierPolicy", "Preview"):
+        assert "required" not in definitions[name], name
+    assert definitions["ServiceTiers"]["properties"]["flex"]["$ref"] == "#/$defs/TierPolicy"
+    assert definitions["ApiKey"]["required"] == ["name"]
+
+
+def test_tiers_keys_and_preview_that_do_not_fit_are_named_by_line(load: Load) -> None:
+    text = (
+        FAKE
+        + "server:\n  api_keys:\n  - {name: a, key: 0123456789abcdef}\n  - name: b\n    key: fedcba9876543210\n"
+        + "    default_tier: ultrafast\n"
+    )
+    assert problems(load, text) == ["models.yaml:9: server.api_keys[1].default_tier: 'b' is not in preview.ultrafast"]
+    assert problems(load, text + "preview: {ultrafast: [b, c]}\n") == [
+        "models.yaml:10: preview.ultrafast: 'c' is the name of no key in server.api_keys"
+    ]
+    assert problems(load, FAKE + "service_tiers:\n  flex: {shares: 1}\n") == [
+        "models.yaml:5: service_tiers.flex.shares: unknown key; did you mean 'share'?"
+    ]
+    assert (
+        load(text + "preview: {ultrafast: [b]}\nservice_tiers: {flex: {share: 0.05}}\n").service_tiers.flex.share
+        == 0.05
+    )
+
+
+def test_the_examples_in_models_yaml_are_right(load: Load) -> None:
+    """The commented ones of keys, tiers and preview, as a reader would take them into use."""
+    lines = (ROOT / "models.yaml").read_text().splitlines()
+    shown: list[str] = []
+    for start in ("  # api_keys:", "# service_tiers:", "# preview:"):
+        first = next(number for number, line in enumerate(lines) if line.startswith(start))
+        indent = start[: start.index("#")]
+        shown += ["server:"] if indent else []
+        for line in lines[first:]:
+            if not line.startswith(f"{indent}# "):
+                break
+            shown.append(indent + line.removeprefix(f"{indent}# "))
+    config = load(FAKE.replace("  m:", "  fast:") + "\n".join(shown), TWOSPEED_API_KEY="0123456789abcdef")
+    assert [key.name for key in config.server.api_keys] == ["laptop", "ci"]
+    assert (config.service_tiers.ultrafast.seats, config.preview.ultrafast) == (2, ["laptop"])

@@ -19,7 +19,7 @@ from .api.replies import on_api_error, on_client_gone, on_http_error
 from .config import Config
 from .engine.client import EngineClient
 from .errors import ApiError
-from .gateway.auth import Hosts, Keys, check_exposure
+from .gateway.auth import check_exposure
 from .gateway.catalog import Catalog, Files, LoadingEngine, Progress
 from .gateway.counts import AdmissionCounts
 from .gateway.gateway import Gateway
@@ -61,21 +61,15 @@ def create_app(
     catalog = Catalog(config, engine, files or store, known=(StoreError,), on_progress=on_progress, on_state=on_state)
     gateway = Gateway(config, engine, catalog, metrics)
     engine.on_step(window.step)
-    counts = AdmissionCounts(config, gateway.admission)
-    board = Board(config, window, counts, catalog.status, policies=lambda: config.service_tiers)
+    counts = AdmissionCounts(gateway.admission)
+    board = Board(config, window, counts, catalog.status, policies=lambda: gateway.config.service_tiers)
     metrics.add(TierCollector(board))
-    deps = Deps(
-        gateway=gateway,
-        keys=Keys(config.server),
-        server=config.server,
-        metrics=metrics,
-        board=board,
-        created=int(time.time()),
-    )
+    deps = Deps(gateway=gateway, metrics=metrics, board=board, created=int(time.time()))
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await engine.start()
+        gateway.start()
         catalog.start()
         try:
             yield
@@ -92,7 +86,7 @@ def create_app(
         redirect_slashes=False,
         exception_handlers={ApiError: on_api_error, ClientGoneError: on_client_gone, HTTPException: on_http_error},
     )
-    app.add_middleware(ContextMiddleware, hosts=Hosts(config.server), metrics=metrics)
+    app.add_middleware(ContextMiddleware, gateway=gateway, metrics=metrics)
     for family in (chat, completions, models, tiers, health):
         app.include_router(family.router(deps))
     openapi.install(

@@ -5,18 +5,30 @@ Unknown keys are errors everywhere. `auto` means: decided from the machine and t
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, StringConstraints, model_validator
 
+from .access import ApiKey, Name, Preview, Sha256, check_access
 from .routes import AUTO, ROLES, Routes
 from .strict import Strict as _Strict
 from .types import TIERS, ServiceTier, Speculation
 
+__all__ = [
+    "TIERS",
+    "ApiKey",
+    "Config",
+    "Knobs",
+    "Model",
+    "Preview",
+    "SamplingDefaults",
+    "Server",
+    "ServiceTiers",
+    "TierPolicy",
+]
+
 Auto = Literal["auto"]
 KVType = Literal["f16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
-Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,63}$")]
 SourceText = Annotated[str, StringConstraints(pattern=r"^(hf:|pypi:|https:|file:).+")]
 Quantization = Literal["Q4_0", "Q4_1", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0"]
 
@@ -135,42 +147,7 @@ class TierPolicy(_Strict):
     max_output: Annotated[int, Field(ge=1)] | None = Field(None, description="tokens of one output; null: no cap")
 
 
-class ServiceTiers(_Strict):
-    """All service tiers. What is left out keeps the defaults of that tier."""
-
-    ultrafast: TierPolicy
-    priority: TierPolicy
-    default: TierPolicy
-    flex: TierPolicy
-
-    @model_validator(mode="before")
-    @classmethod
-    def _over_defaults(cls, value: object) -> object:
-        if not isinstance(value, dict):
-            return value
-        given = {name: value.get(name, {}) for name in (*_TIER_DEFAULTS, *value)}
-        return {
-            name: {**_TIER_DEFAULTS.get(name, {}), **tier} if isinstance(tier, dict) else tier
-            for name, tier in given.items()
-        }
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.default.over == "downgrade":
-            raise ValueError("default.over: there is no tier below `default` to downgrade to")
-        if self.flex.over == "downgrade":
-            raise ValueError("flex.over: downgrading to `default` would move it up; use reject")
-        reserved = sum(p.share for _, p in self.each() if p.precedence != "shared")
-        if reserved >= 1:
-            raise ValueError(f"the shares of first and last together are {reserved:g}; leave some for the others")
-        return self
-
-    def each(self) -> list[tuple[ServiceTier, TierPolicy]]:
-        """All tiers and their policies, the most urgent first."""
-        return [(name, getattr(self, name)) for name in TIERS]
-
-
-_TIER_DEFAULTS: dict[str, dict[str, object]] = {
+_TIER_DEFAULTS: dict[str, dict[str, Any]] = {
     "ultrafast": {
         "precedence": "first",
         "share": 0.9,
@@ -185,18 +162,46 @@ _TIER_DEFAULTS: dict[str, dict[str, object]] = {
 }
 
 
-class ApiKey(_Strict):
-    """A client that may connect: the sha256 of its key, or the key itself from the environment."""
+class ServiceTiers(_Strict):
+    """All service tiers. What is left out keeps the defaults of that tier."""
 
-    name: Name
-    sha256: Sha256 | None = Field(None, description="printf %s KEY | sha256sum")
-    key: str | None = Field(None, min_length=16, description="the key itself; write ${env.NAME} here, not the key")
+    ultrafast: TierPolicy = TierPolicy(**_TIER_DEFAULTS["ultrafast"])
+    priority: TierPolicy = TierPolicy(**_TIER_DEFAULTS["priority"])
+    default: TierPolicy = TierPolicy(**_TIER_DEFAULTS["default"])
+    flex: TierPolicy = TierPolicy(**_TIER_DEFAULTS["flex"])
+
+    @model_validator(mode="before")
+    @classmethod
+    def _over_defaults(cls, value: object) -> object:
+        if not isinstance(value, dict):
+            return value
+        given = {name: value.get(name, {}) for name in (*_TIER_DEFAULTS, *value)}
+        return {
+            name: {**_TIER_DEFAULTS.get(name, {}), **tier} if isinstance(tier, dict) else tier
+            for name, tier in given.items()
+        }
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if (self.sha256 is None) == (self.key is None):
-            raise ValueError("give either sha256 or key")
+        if self.default.seats == 0:
+            raise ValueError("default.seats: must be at least 1, since other tiers fall back to it")
+        if self.default.over == "downgrade":
+            raise ValueError("default.over: there is no tier below `default` to downgrade to")
+        if self.flex.over == "downgrade":
+            raise ValueError("flex.over: downgrading to `default` would move it up; use reject")
+        reserved = sum(p.share for _, p in self.each() if p.precedence != "shared")
+        if reserved >= 1:
+            raise ValueError(f"the shares of first and last together are {reserved:g}; leave some for the others")
         return self
+
+    def of(self, tier: ServiceTier) -> TierPolicy:
+        """The policy of `tier`."""
+        policy: TierPolicy = getattr(self, tier)
+        return policy
+
+    def each(self) -> list[tuple[ServiceTier, TierPolicy]]:
+        """All tiers and their policies, the most urgent first."""
+        return [(name, self.of(name)) for name in TIERS]
 
 
 class Server(_Strict):
@@ -229,7 +234,8 @@ class Config(_Strict):
 
     version: Literal[1]
     server: Server = Server()
-    service_tiers: ServiceTiers = Field(default_factory=lambda: ServiceTiers.model_validate({}))
+    service_tiers: ServiceTiers = ServiceTiers()
+    preview: Preview = Preview()
     defaults: Knobs = Knobs()
     models: dict[Name, Model] = Field(min_length=1)
     routes: Routes = Routes()
@@ -254,6 +260,15 @@ class Config(_Strict):
             if not self.targets(target):
                 known = ", ".join(dict.fromkeys([*self.models, *ROLES]))
                 raise ValueError(f"routes.auto.{key}: no model, alias or role is {target!r}; there are: {known}")
+        return self
+
+    @model_validator(mode="after")
+    def _keys_fit(self) -> Self:
+        check_access(self.server.api_keys, self.preview)
+        for number, key in enumerate(self.server.api_keys):
+            for model in key.models or ():
+                if self.resolve(model) is None:
+                    raise ValueError(f"server.api_keys[{number}].models: there is no model {model!r}")
         return self
 
     def resolve(self, name: str) -> str | None:

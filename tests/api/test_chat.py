@@ -100,14 +100,6 @@ def test_stop_ends_before_its_text(server: Any, stop: Any) -> None:
     assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("abc", "stop")
 
 
-@pytest.mark.parametrize("tier", ["auto", "default", "flex", "priority", "fast", "scale", "ultrafast"])
-def test_every_tier_is_taken_and_the_one_used_is_echoed(server: Any, tier: str) -> None:
-    answer = server.http.post(
-        "/v1/chat/completions", json={"model": "fast", "messages": user("a"), "service_tier": tier}
-    )
-    assert (answer.status_code, answer.json()["service_tier"]) == (200, "default")
-
-
 def test_fields_that_change_nothing_are_taken(server: Any) -> None:
     extras = {
         "metadata": {"a": "b"}, "store": True, "user": "u", "safety_identifier": "s", "reasoning_effort": "low",

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 
-from twospeed.config import TIERS, Config, ServiceTiers
+from twospeed.config import Config, ServiceTiers
 from twospeed.gateway.admission import Admission
 from twospeed.gateway.counts import AdmissionCounts
 from twospeed.observe.board import Board, TierBoard, promised
 from twospeed.observe.collector import TierCollector
 from twospeed.observe.window import Window
-from twospeed.types import ModelStatus, ServiceTier, StepStats, TierStep
+from twospeed.types import TIERS, ModelStatus, ServiceTier, StepStats, TierStep
 
 
 def policies(**tiers: Any) -> ServiceTiers:

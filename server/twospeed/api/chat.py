@@ -21,6 +21,7 @@ from .exchange import Generation
 from .facts import facts_of
 from .fields import GenerationFields, PositiveTokens, WireModel, branch, by, refuse, text_or_list
 from .openapi import operation
+from .patience import patience
 from .wire import Collected, Envelope, Tally, WireTimings, WireUsage, encode, new_id, sequence_timings
 
 
@@ -273,6 +274,8 @@ def router(deps: Deps) -> APIRouter:
         refuse(body, _HARMLESS)
         prompt = to_prompt(body)
         tools = bool(body.tools or body.functions) and body.tool_choice != "none"
+        limits = ("max_completion_tokens", "max_tokens")
+        limit = next((name for name in limits if getattr(body, name) is not None), "")
         call = Call(
             id=new_id("chatcmpl"),
             model=body.model,
@@ -280,13 +283,15 @@ def router(deps: Deps) -> APIRouter:
             principal=principal,
             started=Context.of(request.scope).started,
             wanted=body.wanted(),
-            max_tokens=body.max_completion_tokens if body.max_completion_tokens is not None else body.max_tokens,
+            max_tokens=getattr(body, limit) if limit else None,
+            max_tokens_param=limit,
             stop=body.stops,
             n=body.n or 1,
             cache_prompt=body.cache_prompt is not False,
             service_tier=body.service_tier or "auto",
             prediction=body.predicted,
             facts=facts_of(request, [prompt], body.metadata, tools=tools, response_format=body.response_format),
+            patience_s=patience(request, body),
         )
         return Generation(deps.gateway, call, ChatWire(include_usage=body.include_usage), stream=bool(body.stream))
 

@@ -21,6 +21,7 @@ from .exchange import Generation
 from .facts import facts_of
 from .fields import MAX_TOKEN_ID, GenerationFields, PositiveTokens, branch, by, refuse
 from .openapi import operation
+from .patience import patience
 from .wire import Collected, Envelope, Tally, WireTimings, WireUsage, encode, new_id, sequence_timings
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's
@@ -166,9 +167,11 @@ def router(deps: Deps) -> APIRouter:
             started=Context.of(request.scope).started,
             wanted=body.wanted(),
             max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
+            max_tokens_param="" if body.max_tokens is None else "max_tokens",
             stop=body.stops,
             n=n,
             service_tier=body.service_tier or "auto",
+            patience_s=patience(request, body),
             echo=bool(body.echo),
             cache_prompt=body.cache_prompt is not False,
             prediction=body.predicted,

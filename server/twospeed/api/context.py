@@ -10,12 +10,13 @@ import logging
 import re
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ..gateway.auth import Hosts
+from ..gateway.gateway import Gateway
 from ..observe.metrics import Metrics
 from .replies import as_api_error, error_response
 
@@ -28,7 +29,7 @@ _STATE = "twospeed"
 @dataclass(slots=True)
 class Context:
     """One request. `outcome` is the status to count, where the one that was sent doesn't tell the end. `headers` go
-    with the response, whatever it becomes.
+    with the response, whatever it becomes; `late_headers` gives more of them, and is asked when the response begins.
     """
 
     id: str
@@ -38,6 +39,7 @@ class Context:
     status: int = 0
     outcome: int = 0
     headers: dict[str, str] = field(default_factory=dict)
+    late_headers: Callable[[], dict[str, str]] | None = None
 
     @classmethod
     def of(cls, scope: Scope) -> Context:
@@ -49,9 +51,9 @@ class Context:
 class ContextMiddleware:
     """Wraps the whole app."""
 
-    def __init__(self, app: ASGIApp, *, hosts: Hosts, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, *, gateway: Gateway, metrics: Metrics) -> None:
         self._app = app
-        self._hosts = hosts
+        self._gateway = gateway
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -69,11 +71,15 @@ class ContextMiddleware:
                 out["x-request-id"] = context.id
                 out["openai-processing-ms"] = str(round((time.perf_counter() - context.started) * 1000))
                 out["x-content-type-options"] = "nosniff"
+                if context.tier:
+                    out["x-twospeed-service-tier"] = context.tier
                 out.update(context.headers)
+                if context.late_headers is not None:
+                    out.update(context.late_headers())
             await send(message)
 
         try:
-            self._hosts.check(headers.get("host"))
+            self._gateway.hosts.check(headers.get("host"))
             await self._app(scope, receive, send_with_headers)
         except Exception as exc:
             error = as_api_error(exc, context.id)

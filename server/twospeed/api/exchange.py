@@ -32,15 +32,17 @@ class Generation(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         call, context = self._call, Context.of(scope)
+        context.late_headers = lambda: self._gateway.quotas.headers(call.principal)
         model, route = self._gateway.route(call)
-        tier = self._gateway.tier(call.service_tier)
-        context.model, context.tier = model, tier
+        context.model = model
         if route is not None:
             context.headers[HEADER] = route.header
+        tier = context.tier = self._gateway.tier(call.service_tier, call.principal)
         if self._stream:
             await self._answer_in_events(context, model, tier, receive, send)
             return
         async with UntilGone(receive), self._gateway.run(call, model, tier) as run:
+            context.tier = run.tier
             body = await self._collect(run)
         await Response(body, media_type="application/json")(scope, receive, send)
 
@@ -50,6 +52,7 @@ class Generation(Response):
         stream: EventStream | None = None
         try:
             async with UntilGone(receive), self._gateway.run(self._call, model, tier) as run:
+                context.tier = run.tier
                 stream = EventStream(send)
                 await stream.start()
                 await self._pump(run, stream)

@@ -20,6 +20,7 @@ MAX_N = 16
 MAX_TOKEN_ID = 2**31 - 1
 _MAX_TOKENS = 2**31 - 1
 _SEED = 2**63
+MAX_QUEUE_MS = 86_400_000
 
 
 class WireModel(BaseModel):
@@ -116,7 +117,11 @@ class GenerationFields(WireModel):
     logit_bias: LogitBias | None = None
     seed: Annotated[int, Field(ge=-_SEED, lt=_SEED)] | None = None
     service_tier: Literal["auto", "default", "flex", "priority", "fast", "scale", "ultrafast"] | None = Field(
-        None, description="the response says which one was used"
+        None, description="the response says which one was used; fast and scale mean priority; auto: the key's default"
+    )
+    queue_threshold: Annotated[float, Field(ge=0, le=MAX_QUEUE_MS)] | None = Field(
+        None,
+        description="milliseconds this may wait for a seat; if it would take longer it is refused at once, with 429",
     )
     metadata: Metadata | None = Field(None, description=f"`{METADATA_KEY}` in it is a first choice for model auto")
     prediction: Prediction | None = Field(None, description="text expected in the output, which makes that part faster")

@@ -103,18 +103,22 @@ def router(deps: Deps) -> APIRouter:
 
     @routes.get("/v1/models", **operation("All models", None, ModelList))
     async def list_models(request: Request) -> Response:
-        deps.authenticate(request)
-        models = [describe_model(status, catalog.model(status.name), deps.created) for status in catalog.statuses()]
+        principal = deps.authenticate(request)
+        models = [
+            describe_model(status, catalog.model(status.name), deps.created)
+            for status in catalog.statuses()
+            if principal.may_use(status.name)
+        ]
         models.append(auto())  # last: some clients take the first one
         return json_response(ModelList("list", models))
 
     # Names may have slashes, as in `owner/name`.
     @routes.get("/v1/models/{model:path}", **operation("One model, by its name or an alias", None, ModelObject))
     async def get_model(request: Request, model: str) -> Response:
-        deps.authenticate(request)
+        principal = deps.authenticate(request)
         if model == AUTO:
             return json_response(auto())
-        name = catalog.resolve(model)
+        name = catalog.resolve(model, principal)
         return json_response(describe_model(catalog.status(name), catalog.model(name), deps.created))
 
     return routes

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import socket
+import threading
 from collections.abc import Callable
 from types import FrameType
 
@@ -30,9 +32,18 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class Server(uvicorn.Server):
-    """Serves `app`. The first SIGTERM or SIGINT drains `gateway`, then ends; a second one ends at once."""
+    """Serves `app`. The first SIGTERM or SIGINT drains `gateway`, then ends; a second one ends at once.
 
-    def __init__(self, app: FastAPI, gateway: Gateway, on_listening: Callable[[], None] = lambda: None) -> None:
+    `on_hangup` is called in the event loop for each SIGHUP, once the server listens.
+    """
+
+    def __init__(
+        self,
+        app: FastAPI,
+        gateway: Gateway,
+        on_listening: Callable[[], None] = lambda: None,
+        on_hangup: Callable[[], None] | None = None,
+    ) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -47,6 +58,7 @@ class Server(uvicorn.Server):
         )
         self._gateway = gateway
         self._on_listening = on_listening
+        self._on_hangup = on_hangup
         self._draining: asyncio.Task[None] | None = None
         self._signalled = False
 
@@ -54,6 +66,9 @@ class Server(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
         if self.started:
+            # Only the main thread may; and before anybody is told where to send the signal, as it would end us.
+            if self._on_hangup is not None and threading.current_thread() is threading.main_thread():
+                self._loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
             self._on_listening()
 
     def stop(self) -> None:

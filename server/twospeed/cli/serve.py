@@ -32,15 +32,22 @@ def serve(
     ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log requests, without what is in them.")] = False,
 ) -> None:
-    """Serve the models over HTTP until SIGINT or SIGTERM; what runs then may finish, a second signal ends at once."""
+    """Serve the models over HTTP until SIGINT or SIGTERM; what runs then may finish, a second signal ends at once.
+
+    SIGHUP, or `twospeed reload`, has the configuration read again.
+    """
     from ..api.server import Server, listen
     from ..app import create_app
+    from ..configfile import ConfigError, find_config
     from ..gateway.auth import StartRefusedError
-    from ..models.store import Progress
+    from ..gateway.reload import Outcome, Reloader
+    from ..models.store import Progress, Store
     from ..observe.logs import setup_logging
     from .progress import Reporter
+    from .runfile import RunFile
 
-    config = _configured(path, host, port)
+    file = find_config(path).absolute()
+    config = _configured(file, host, port)
     setup_logging(verbose=verbose)
     reporter = Reporter()
     display = ExitStack()
@@ -63,18 +70,30 @@ def serve(
     except OSError as exc:
         _stop(_why_not_listening(config, exc), _FAILED)
     address = _url(listener.getsockname())
-    server = Server(app, app.state.gateway, on_listening=lambda: _greet(reporter, address, config))
-    with listener, display:
+    run_file = RunFile(Store().root, port=listener.getsockname()[1], config=file)
+
+    def on_reload(outcome: Outcome) -> None:
+        run_file.reloaded(applied=outcome.applied, notes=outcome.notes)
+
+    def on_listening() -> None:
+        run_file.write()
+        _greet(reporter, address, config)
+
+    reloader = Reloader(
+        app.state.gateway, lambda: _configured(file, host, port), refusals=(ConfigError,), report=on_reload
+    )
+    server = Server(app, app.state.gateway, on_listening, on_hangup=reloader.request)
+    with listener, run_file, display:
         display.enter_context(reporter)
         server.run([listener])
     reporter.note("Stopped.")
 
 
-def _configured(path: Path | None, host: str | None, port: int | None) -> Config:
+def _configured(file: Path, host: str | None, port: int | None) -> Config:
     """The configuration with the command line's wishes. Raises ConfigError."""
-    from ..configfile import find_config, load_config
+    from ..configfile import load_config
 
-    config = load_config(find_config(path))
+    config = load_config(file)
     wanted = {"host": host, "port": port}
     server = config.server.model_copy(update={key: value for key, value in wanted.items() if value is not None})
     return config.model_copy(update={"server": server})

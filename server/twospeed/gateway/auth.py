@@ -10,16 +10,37 @@ import hmac
 import ipaddress
 from dataclasses import dataclass
 
-from ..config import Server
+from ..access import ApiKey, tiers_of
+from ..config import Config, Server
 from ..errors import ApiError
+from ..types import TIERS, ServiceTier
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one client may use; None: as much as there is. `concurrent` counts sequences in flight."""
+
+    concurrent: int | None = None
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """A client that has been let in. `namespace` bounds what cached prefixes it may share."""
+    """A client that has been let in, and what it may ask for.
+
+    `namespace` bounds what cached prefixes it may share. `models` are names, no aliases; None: all.
+    """
 
     name: str
     namespace: str
+    models: frozenset[str] | None = None
+    tiers: frozenset[ServiceTier] = frozenset(TIERS)
+    default_tier: ServiceTier = "default"
+    limits: Limits = Limits()
+
+    def may_use(self, model: str) -> bool:
+        """Whether `model` (no alias) exists for this client."""
+        return self.models is None or model in self.models
 
 
 ANYONE = Principal(name="", namespace="")
@@ -32,12 +53,11 @@ class StartRefusedError(Exception):
 class Keys:
     """The configured API keys. Without any, everybody is let in: only a loopback server may be so."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, config: Config) -> None:
         self._keys: list[tuple[str, Principal]] = []
-        for key in server.api_keys:
+        for key in config.server.api_keys:
             digest = key.sha256 or _sha256(key.key or "")
-            # The namespace goes to the engine, so it is not the key's hash but a hash of that.
-            self._keys.append((digest, Principal(name=key.name, namespace=_sha256(digest)[:16])))
+            self._keys.append((digest, _principal(key, digest, config)))
 
     def check(self, authorization: str | None, x_api_key: str | None) -> Principal:
         """The principal of an `Authorization: Bearer` or `x-api-key` value. Raises `invalid_api_key`."""
@@ -55,6 +75,19 @@ class Keys:
         if found is None:
             raise ApiError("invalid_api_key", "Incorrect API key provided.")
         return found
+
+
+def _principal(key: ApiKey, digest: str, config: Config) -> Principal:
+    models = None if key.models is None else {config.resolve(name) for name in key.models}
+    return Principal(
+        name=key.name,
+        namespace=_sha256(digest)[:16],  # it goes to the engine, so it is not the key's hash but a hash of that
+        # None: a model that a reload brought, which is there after the next start only
+        models=None if models is None else frozenset(name for name in models if name is not None),
+        tiers=tiers_of(key, config.preview),
+        default_tier=key.default_tier,
+        limits=Limits(key.max_concurrent, key.requests_per_minute, key.tokens_per_minute),
+    )
 
 
 class Hosts:

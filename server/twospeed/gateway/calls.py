@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from ..config import SamplingDefaults
+from ..config import SamplingDefaults, TierPolicy
+from ..errors import ApiError
 from ..types import GenerateRequest, Prompt, Sampling, ServiceTier
 from .auth import Principal
 from .route import Facts
@@ -50,7 +51,8 @@ class Call:
 
     `id` names it in the engine and to the client. `started` is `time.perf_counter()` when its headers came.
     `cache_prompt=False` takes up no earlier request's prefix, and leaves none to others. `prediction` is text that
-    the client expects in the output. `facts` is what `model: auto` is decided by.
+    the client expects in the output. `facts` is what `model: auto` is decided by. `max_tokens_param` names the
+    field that set `max_tokens`; empty: the client didn't. `patience_s`: the longest wait for a seat it puts up with.
     """
 
     id: str
@@ -60,9 +62,11 @@ class Call:
     started: float
     wanted: Wanted = Wanted()
     max_tokens: int | None = None
+    max_tokens_param: str = ""
     stop: list[str] = field(default_factory=list)
     n: int = 1
     service_tier: str = "auto"
+    patience_s: float | None = None
     echo: bool = False
     cache_prompt: bool = True
     prediction: str = ""
@@ -72,10 +76,26 @@ class Call:
     def sequences(self) -> int:
         return self.n * len(self.prompts)
 
-    def requests(self, model: str, tier: ServiceTier, defaults: SamplingDefaults) -> list[GenerateRequest]:
-        """What the engine is asked: one request per prompt."""
+    def check(self, tier: ServiceTier, policy: TierPolicy) -> None:
+        """Raises `invalid_value` for more output than `tier` gives, if the client asked for that itself."""
+        most = policy.max_output
+        if most is not None and self.max_tokens_param and (self.max_tokens or 0) > most:
+            raise ApiError(
+                "invalid_value",
+                f"Service tier {tier!r} gives at most {most} tokens of output; '{self.max_tokens_param}' asks for "
+                f"{self.max_tokens}.",
+                param=self.max_tokens_param,
+            )
+
+    def requests(
+        self, model: str, tier: ServiceTier, defaults: SamplingDefaults, policy: TierPolicy
+    ) -> list[GenerateRequest]:
+        """What the engine is asked: one request per prompt, within the caps of `tier`. Raises what `check` does."""
+        self.check(tier, policy)
         sampling = self.wanted.over(defaults)
         max_tokens = defaults.max_tokens if self.max_tokens is None else self.max_tokens
+        if policy.max_output is not None:
+            max_tokens = policy.max_output if max_tokens is None else min(max_tokens, policy.max_output)
         single = len(self.prompts) == 1
         return [
             GenerateRequest(
@@ -91,6 +111,7 @@ class Call:
                 cache_prompt=self.cache_prompt,
                 echo=self.echo,
                 prediction=self.prediction,
+                max_context=policy.max_context,
             )
             for number, prompt in enumerate(self.prompts)
         ]

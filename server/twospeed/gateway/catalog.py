@@ -20,6 +20,7 @@ from ..engine.interface import Engine
 from ..errors import ApiError
 from ..observe.logs import describe
 from ..types import ModelInfo, ModelState, ModelStatus
+from .auth import ANYONE, Principal
 
 logger = logging.getLogger(__name__)
 
@@ -112,11 +113,18 @@ class Catalog:
             if entry.model.preload:
                 self._bring_up(name, entry, self._one_download)
 
-    def resolve(self, name: str) -> str:
-        """The model that `name`, a name or an alias, stands for. Raises `model_not_found`."""
+    def reload(self, config: Config) -> None:
+        """Go by `config` from now on, which has the same models."""
+        self._config = config
+
+    def resolve(self, name: str, principal: Principal = ANYONE) -> str:
+        """The model that `name`, a name or an alias, stands for. Raises `model_not_found`.
+
+        For one who may not use it a model doesn't exist.
+        """
         found = self._config.resolve(name)
-        if found is None:
-            known = ", ".join(repr(known) for known in self._config.models)
+        if found is None or not principal.may_use(found):
+            known = ", ".join(repr(known) for known in self._config.models if principal.may_use(known))
             raise ApiError(
                 "model_not_found", f"The model {name[:64]!r} does not exist. There are: {known}.", param="model"
             )

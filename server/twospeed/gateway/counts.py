@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from ..config import Config
 from ..types import ServiceTier
 from .admission import Admission
 
 
 class AdmissionCounts:
-    """As long as everything is served as `default`, all permits of a model are that tier's."""
+    """Implements observe.board.TierCounts."""
 
-    def __init__(self, config: Config, admission: Admission) -> None:
-        self._config = config
+    def __init__(self, admission: Admission) -> None:
         self._admission = admission
 
     def seats(self, model: str, tier: ServiceTier) -> int:
-        policies = dict(self._config.service_tiers.each())
-        slots = self._config.models[model].slots
-        seats = policies[tier].seats
-        return slots if seats == "auto" else min(seats, slots)
+        return self._admission.room(model, tier).seats
 
     def held(self, model: str, tier: ServiceTier) -> int:
-        return self._admission.held(model) if tier == "default" else 0
+        return self._admission.room(model, tier).held

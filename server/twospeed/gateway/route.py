@@ -59,8 +59,11 @@ class Router(Protocol):
         """All models that a route may lead to, at least one."""
         ...
 
-    def route(self, facts: Facts, ready: Callable[[str], bool]) -> Route:
-        """Choose a model. `ready`: whether a model, by its name, could begin now. Raises ApiError `invalid_value`
+    def route(
+        self, facts: Facts, ready: Callable[[str], bool], allowed: Callable[[str], bool] = lambda model: True
+    ) -> Route:
+        """Choose a model. `ready`: whether a model, by its name, could begin now; `allowed`: whether the client may
+        use it. Where it may use none, the choice is as if it might use all. Raises ApiError `invalid_value`
         for a wish that names no model."""
         ...
 
@@ -78,14 +81,16 @@ class RuleRouter:
     def models(self) -> list[str]:
         return self._models
 
-    def route(self, facts: Facts, ready: Callable[[str], bool]) -> Route:
+    def route(
+        self, facts: Facts, ready: Callable[[str], bool], allowed: Callable[[str], bool] = lambda model: True
+    ) -> Route:
         name, target = self._choose(facts)
         # who else the rule's role stands for, then who else answers anything by this table: first whoever a later
         # rule or the default would have chosen
         later = [rule.model for rule in self._auto.rules if holds(rule, facts)] + [self._auto.default]
         choices = self._config.targets(target)
         choices += [model for other in later for model in self._config.targets(other)] + self._models
-        choices = list(dict.fromkeys(choices))
+        choices = [model for model in dict.fromkeys(choices) if allowed(model)] or choices
         for number, model in enumerate(choices):
             if ready(model):
                 return Route(model, name, tuple(choices[:number]))
