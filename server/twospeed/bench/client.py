@@ -7,19 +7,31 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 
+_BREAK = re.compile(rb"\r?\n\r?\n")  # some servers end lines of events with \r\n
+
 
 class BenchError(Exception):
     """Something could not be measured; str() is one line for a person."""
+
+
+class RefusedError(BenchError):
+    """The server answered, with an error. `headers_at`: when its first bytes were there."""
+
+    def __init__(self, status: int, text: str, headers_at: float) -> None:
+        super().__init__(text)
+        self.status = status
+        self.headers_at = headers_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +53,10 @@ class Answer:
         """Server-sent events that came whole: when, and their data. Comments are left out."""
         found = []
         start = 0
-        while (end := self.body.find(b"\n\n", start)) >= 0:
+        for end in _BREAK.finditer(self.body):
             if self.body.startswith(b"data: ", start):
-                found.append((self.body_at(end + 2), self.body[start + 6 : end]))
-            start = end + 2
+                found.append((self.body_at(end.end()), self.body[start + 6 : end.start()]))
+            start = end.end()
         return found
 
 
@@ -208,6 +220,9 @@ class Result:
     prompt_tokens: int
     cached_tokens: int
     timings: dict[str, float]
+    usage: dict[str, Any] = field(default_factory=dict)  # as told; empty where it was not
+    served: str | None = None  # the service tier that the server said it used
+    headers_at: float = 0.0
 
     @property
     def ttft_ms(self) -> float:
@@ -223,11 +238,12 @@ class Result:
 def read_result(answer: Answer, sent: float, *, whole: bool) -> Result:
     """Read the events of a stream; `whole`: it must have come to its good end. Raises BenchError."""
     if answer.status != 200:
-        raise BenchError(_error_text(answer))
+        raise RefusedError(answer.status, _error_text(answer), answer.times[0])
     times: list[float] = []
     texts: list[str] = []
     usage: dict[str, Any] = {}
     timings: dict[str, float] = {}
+    served: str | None = None
     done = False
     for at, data in answer.events():
         if data == b"[DONE]":
@@ -238,7 +254,8 @@ def read_result(answer: Answer, sent: float, *, whole: bool) -> Result:
             raise BenchError(f"the stream failed: {event['error'].get('message')}")
         usage = event.get("usage") or usage
         timings = event.get("timings") or timings
-        for choice in event["choices"]:
+        served = event.get("service_tier") or served
+        for choice in event.get("choices") or []:
             text = choice["text"] if "text" in choice else choice["delta"].get("content") or ""
             if text or (choice.get("finish_reason") and "text" in choice):
                 times.append(at)
@@ -255,6 +272,9 @@ def read_result(answer: Answer, sent: float, *, whole: bool) -> Result:
         prompt_tokens=usage.get("prompt_tokens", 0),
         cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0),
         timings=timings,
+        usage=usage,
+        served=served,
+        headers_at=answer.times[0],
     )
 
 

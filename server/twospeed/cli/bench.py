@@ -43,8 +43,9 @@ def quick(
     import msgspec
 
     from ..bench.client import BenchError
-    from ..bench.run import Voice, choose, served
+    from ..bench.run import choose, served
     from ..bench.run import quick as measure
+    from ..bench.setting import Voice
     from ..configfile import find_config, load_config
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the server we started is then ended, as for Ctrl-C
