@@ -25,6 +25,10 @@ class BenchError(Exception):
     """Something could not be measured; str() is one line for a person."""
 
 
+class SilentError(BenchError):
+    """Nothing was said: no answer, or one without text."""
+
+
 class RefusedError(BenchError):
     """The server answered, with an error. `headers_at`: when its first bytes were there."""
 
@@ -67,7 +71,7 @@ def decode(arrivals: list[tuple[float, bytes]]) -> Answer:
     times = [at for at, _ in arrivals]
     head_end = raw.find(b"\r\n\r\n")
     if head_end < 0 or not raw.startswith(b"HTTP/1."):
-        raise BenchError("the server closed the connection without an answer")
+        raise SilentError("the server closed the connection without an answer")
     head, start = raw[:head_end].lower(), head_end + 4
     status = int(raw[9:12])
     if b"\r\ntransfer-encoding: chunked" not in head:
@@ -138,9 +142,15 @@ class Exchange(asyncio.Protocol):
             self._transport.abort()
         return decode(self._arrivals)
 
-    def cut(self) -> Answer:
-        """End the request now; what came so far."""
+    @property
+    def first_at(self) -> float | None:
+        return self._arrivals[0][0] if self._arrivals else None
+
+    def end(self) -> None:
         self._transport.abort()
+
+    def so_far(self) -> Answer:
+        """What came until now. Raises BenchError."""
         return decode(self._arrivals)
 
 
@@ -191,6 +201,11 @@ class Stream:
         path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
         return cls(await endpoint.open("POST", path, whole))
 
+    @property
+    def headers_at(self) -> float | None:
+        """When the first bytes of the answer were there."""
+        return self._exchange.first_at
+
     async def reach(self, tokens: int) -> None:
         """Wait for about so many tokens, or the end."""
         await self._exchange.reach(tokens)
@@ -205,7 +220,24 @@ class Stream:
 
     def cut(self) -> Result:
         """End it now; what came so far. Raises BenchError."""
-        return read_result(self._exchange.cut(), self.sent, whole=False)
+        self.end()
+        return read_result(self._exchange.so_far(), self.sent, whole=False)
+
+    def end(self) -> None:
+        """End it now, whatever came."""
+        self._exchange.end()
+
+    def cut_or_none(self) -> Result | None:
+        """End it now; None where no text came so far. Raises BenchError where it was refused or failed."""
+        self.end()
+        return self.so_far()
+
+    def so_far(self) -> Result | None:
+        """What came until now, as it goes on; None where that is no text. Raises BenchError as above."""
+        try:
+            return read_result(self._exchange.so_far(), self.sent, whole=False)
+        except SilentError:
+            return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +295,7 @@ def read_result(answer: Answer, sent: float, *, whole: bool) -> Result:
     if whole and not done:
         raise BenchError("the stream broke off")
     if not times:
-        raise BenchError("the stream had no text")
+        raise SilentError("the stream had no text")
     return Result(
         sent=sent,
         times=times,

@@ -112,7 +112,8 @@ def _rates(values: Sequence[float]) -> str:
 def text_of(line: Line) -> str:
     parts = [f"  {line.title:<{_WIDTH}} {line.text}"]
     for a in line.asks:
-        verdict = {True: "ok", False: "below", None: "not measured"}[a.met]
+        unknown = "not measured" if a.value is None else "not known"
+        verdict = unknown if a.met is None else "ok" if a.met else "below"
         bound = f"{a.bound} " if a.bound else ""
         value = "-" if a.value is None else f"{bound}{a.value:.2f}"
         parts.append(f"{a.name} {value}, asked {a.relation} {a.limit:g}: {verdict}")
