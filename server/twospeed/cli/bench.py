@@ -88,9 +88,15 @@ def tiers(
     ] = None,
     repeat: Annotated[int, typer.Option(min=1, help="Rounds of each workload under each load.")] = 2,
     patience: Annotated[float, typer.Option(min=0.1, help="Seconds that a first token is waited for.")] = 90.0,
+    watch: Annotated[
+        float, typer.Option(min=0.1, help="Seconds that the background is watched before each measured request.")
+    ] = 3.0,
     quick_: Annotated[
         bool, typer.Option("--quick", help="Two workloads, load 16, one round, none of the measures beside.")
     ] = False,
+    extras: Annotated[
+        bool, typer.Option(help="Also 16 default streams, long prompts that arrive, and seats that run out.")
+    ] = True,
     json_file: Annotated[
         Path | None, typer.Option("--json", metavar="FILE", help="Write all samples there, as JSON.")
     ] = None,
@@ -126,7 +132,8 @@ def tiers(
             loads=[16] if quick_ else _counts(loads),
             repeat=1 if quick_ else repeat,
             bounds=Bounds(first_s=patience),
-            extras=not quick_,
+            before_s=watch,
+            extras=extras and not quick_,
         )
         if url is None:
             name = choose(config, [model or "smart"])[0]

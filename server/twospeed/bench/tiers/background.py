@@ -92,8 +92,9 @@ class Background:
             self._news.set()
             self._results.append((await stream.result(), True))
         except asyncio.CancelledError:
-            if (result := stream.cut_or_none()) is not None:
-                self._results.append((result, False))
+            with contextlib.suppress(BenchError):  # else it would be taken for a refusal, and tried again
+                if (result := stream.cut_or_none()) is not None:
+                    self._results.append((result, False))
             raise
         except BenchError as error:
             self._warm.discard(number)

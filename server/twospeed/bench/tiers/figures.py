@@ -84,6 +84,7 @@ def cell(workload: str, load: int, tier: Tier, samples: Sequence[Sample], chars:
         samples=len(samples),
         failed=len(samples) - len(good),
         silent=len(silent),
+        waited_ms=min((s.waited_ms for s in silent), default=None),
         cut=sum(not s.whole for s in heard),
         estimated=any(not s.told for s in heard),
         served=served,

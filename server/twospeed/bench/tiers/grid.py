@@ -180,6 +180,6 @@ def tier_text(tier: Tier, samples: list[Sample]) -> str:
     if failed := [s.error for s in samples if s.error]:
         return f"{tier} failed: {failed[0]}"
     if silent := [s for s in samples if not s.at_ms]:
-        return f"{tier} no token within {silent[0].waited_ms / 1000:.0f} s"
+        return f"{tier} no token within {silent[0].waited_ms / 1000:.1f} s"
     seconds = sum(s.at_ms[-1] for s in samples) / 1000
     return f"{tier} first token {samples[0].at_ms[0]:.0f} ms, all {seconds:.1f} s"

@@ -59,7 +59,8 @@ class Sample(msgspec.Struct):
 class Cell(msgspec.Struct, frozen=True):
     """The figures of one workload, load and tier. None: not measured, or not told by the server.
 
-    `silent`: samples without a token; `cut`: with some, but cut; `estimated`: some token counts are from text length.
+    `silent`: samples without a token, each waited for `waited_ms` at least; `cut`: with some, but cut; `estimated`:
+    some token counts are from the text's length.
     `rate`: tokens a second from the first token to the last; `whole_rate`: from when it was sent.
     """
 
@@ -69,6 +70,7 @@ class Cell(msgspec.Struct, frozen=True):
     samples: int
     failed: int
     silent: int
+    waited_ms: float | None
     cut: int
     estimated: bool
     served: dict[str, int]

@@ -43,7 +43,7 @@ def tiers(config: Config, model: str, url: str | None, key: str | None, *, plan:
     Raises BenchError where nothing can be measured at all.
     """
     with ExitStack() as stack:
-        entry = config.models.get(model)
+        entry = config.models.get(config.resolve(model) or model)
         path = Store().find(model, entry) if entry else None
         report = TiersReport(machine(), versions(), datetime.now(UTC).isoformat(timespec="seconds"), model, url)
         report.first_token_s = plan.bounds.first_s

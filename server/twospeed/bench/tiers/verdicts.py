@@ -68,8 +68,8 @@ def remarks(cell: Cell) -> list[str]:
     if other := {name: count for name, count in cell.served.items() if name != cell.tier}:
         served = ", ".join(f"{name} ({count})" if len(cell.served) > 1 else name for name, count in other.items())
         out.append(f"asked {cell.tier}, served {served}")
-    if cell.silent and cell.ttft_p95_ms:
-        out.append(f"no token within {shown(Figure(cell.ttft_p95_ms.value / 1000))} s: {cell.silent} of {cell.samples}")
+    if cell.silent and cell.waited_ms:
+        out.append(f"no token within {cell.waited_ms / 1000:.1f} s: {cell.silent} of {cell.samples}")
     if cell.cut:
         out.append(f"{cell.cut} cut before the end")
     if cell.estimated:
