@@ -152,6 +152,9 @@ def tiers(
     if html_file is not None:
         html_file.write_text(page(report), "utf-8")
         typer.echo(f"the report: {html_file}", err=True)
+    if report.interrupted:
+        typer.echo("interrupted", err=True)
+        raise typer.Exit(130)
     if report.errors or any(sample.error for sample in report.samples):
         raise typer.Exit(1)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -19,13 +20,17 @@ defaults: {context: 16384, slots: 4}
 models:
   smart: {backend: fake}
 """
+COMMAND = (sys.executable, "-m", "twospeed", "bench", "tiers")
+
+
+def environment(folder: Path, step_ms: float) -> dict[str, str]:
+    return {**os.environ, "TWOSPEED_HOME": str(folder / "home"), "TWOSPEED_FAKE_STEP_MS": str(step_ms)}
 
 
 def bench(folder: Path, *words: str, step_ms: float = 1) -> subprocess.CompletedProcess[str]:
     (folder / "models.yaml").write_text(FAKE)
-    env = {**os.environ, "TWOSPEED_HOME": str(folder / "home"), "TWOSPEED_FAKE_STEP_MS": str(step_ms)}
-    command = [sys.executable, "-m", "twospeed", "bench", "tiers", "--json", "out.json", "--html", "out.html"]
-    command += ["--watch", "0.3", *words]
+    command = [*COMMAND, "--json", "out.json", "--html", "out.html", "--watch", "0.3", *words]
+    env = environment(folder, step_ms)
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False, timeout=110)
 
 
@@ -142,6 +147,30 @@ def test_a_server_of_another_make_is_asked_what_it_knows(tmp_path: Path) -> None
     assert all(c["drafted_per_step"] is None and c["cached_tokens"] is None and c["tokens"] > 0 for c in cells)
     assert all(c["uncompared"].startswith("the prompts differ") for c in report["comparisons"])
     assert "not told" in (tmp_path / "out.html").read_text()
+
+
+def test_an_interrupted_run_keeps_what_it_has(tmp_path: Path) -> None:
+    (tmp_path / "models.yaml").write_text(FAKE)
+    words = ("--loads", "2,3", "--workloads", "chat", "--repeat", "1", "--no-extras", "--json", "out.json")
+    with subprocess.Popen(
+        [*COMMAND, "--watch", "3", *words],
+        cwd=tmp_path,
+        env=environment(tmp_path, 1),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as running:
+        assert running.stderr is not None
+        for line in running.stderr:
+            if "load 2: starting" in line:
+                running.send_signal(signal.SIGINT)
+                break
+        rest = running.stderr.read()
+    assert running.returncode == 130
+    assert rest.splitlines()[-1] == "interrupted"
+    report = json.loads((tmp_path / "out.json").read_text())
+    assert report["interrupted"]
+    assert {cell["load"] for cell in report["cells"]} == {0}
 
 
 def test_what_cannot_be_measured_is_one_line(tmp_path: Path) -> None:

@@ -176,3 +176,4 @@ class TiersReport(msgspec.Struct):
     lines: list[Line] = []
     notes: list[str] = []
     errors: list[str] = []
+    interrupted: bool = False

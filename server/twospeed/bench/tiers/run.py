@@ -61,6 +61,10 @@ def tiers(config: Config, model: str, url: str | None, key: str | None, *, plan:
         begun = time.monotonic()
         try:
             asyncio.run(_Run(endpoint, here, plan, report, voice).all())
+        except KeyboardInterrupt:  # a run takes long: what was measured so far is worth keeping
+            report.errors.append("interrupted")
+            report.interrupted = True
+            conclude(report)
         finally:
             report.seconds = time.monotonic() - begun
             report.load_at_end = look().load
