@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from twospeed.bench.client import Result
 from twospeed.bench.tiers import figures
-from twospeed.bench.tiers.background import received
+from twospeed.bench.tiers.background import mean_running, received
 from twospeed.bench.tiers.results import Figure, Span
 
 values = st.lists(st.tuples(st.floats(0, 1000), st.booleans()), min_size=1, max_size=12)
@@ -144,3 +144,7 @@ def test_events_of_the_background_weigh_what_they_carried() -> None:
     assert (whole.weight, cut.weight) == (2.0, 2.0)
     [lone] = received([result(0, 10)], [False])
     assert lone.weight == 1.0
+
+
+def test_streams_that_follow_each_other_count_as_one() -> None:
+    assert mean_running([[0.0, 5.0], [5.0, 10.0], [2.0, 20.0], [11.0, 12.0]], 0.0, 10.0) == pytest.approx(1.8)

@@ -92,7 +92,7 @@ def test_where_texts_part_is_told_in_characters_and_as_a_part(sample: Any, cell:
 def test_what_the_others_lost_stands_beside(sample: Any, cell: Any) -> None:
     line = verdicts.of_background(cell([sample(background=Span(before=60, during=15, streams=16, share=0.25))]))
     assert line is not None
-    assert line.text == "60.0 tok/s before, 15.0 during (16 streams); kept 0.25; their share of all tokens 0.25"
+    assert line.text == "60.0 tok/s before, 15.0 during (16.0 streams); kept 0.25; their share of all tokens 0.25"
     assert verdicts.of_background(cell([sample()])) is None
 
 

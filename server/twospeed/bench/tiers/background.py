@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -110,14 +110,20 @@ class Background:
         """What they got before and during a request that got `tokens` itself."""
         rate = self.rate(*during)
         theirs = rate * (during[1] - during[0])
-        busy = sum(stats.events_within(one.times, *during) > 0 for one in self._received)
         share = theirs / (theirs + tokens) if theirs + tokens else 0.0
-        return Span(before=self.rate(*before), during=rate, streams=busy, share=share)
+        running = mean_running([one.times for one in self._received], *during)
+        return Span(before=self.rate(*before), during=rate, streams=running, share=share)
 
     def gap_ms(self) -> float | None:
         """The usual time between two events of a stream: a step, where each step serves all streams."""
         gaps = [gap for one in self._received for gap in stats.gaps(one.times)]
         return stats.median(gaps) * 1000 if gaps else None
+
+
+def mean_running(streams: Sequence[Sequence[float]], start: float, end: float) -> float:
+    """How many were between their first token and their last, on average over a span of time."""
+    overlaps = [min(end, times[-1]) - max(start, times[0]) for times in streams]
+    return sum(max(0.0, overlap) for overlap in overlaps) / (end - start)
 
 
 def received(results: list[Result], whole: list[bool]) -> Iterator[Received]:

@@ -119,7 +119,7 @@ def _background(samples: Sequence[Sample]) -> Span | None:
     return Span(
         before=stats.median([s.before for s in spans]),
         during=stats.median([s.during for s in spans]),
-        streams=round(stats.median([s.streams for s in spans])),
+        streams=stats.median([s.streams for s in spans]),
         share=stats.median([s.share for s in spans]),
     )
 

@@ -21,12 +21,12 @@ class Figure(msgspec.Struct, frozen=True):
 
 
 class Span(msgspec.Struct, frozen=True):
-    """The background around one measured request: tokens a second before it came and while it ran, streams that
-    had tokens in that time, and its part of all tokens of that time."""
+    """The background around one measured request: tokens a second before it came and while it ran, how many of
+    its streams were decoding then on average, and its part of all tokens of that time."""
 
     before: float
     during: float
-    streams: int
+    streams: float
     share: float
 
 

@@ -130,7 +130,7 @@ def of_background(cell: Cell) -> Line | None:
     if span is None:
         return None
     kept = span.during / span.before if span.before else None
-    text = f"{span.before:.1f} tok/s before, {span.during:.1f} during ({span.streams} streams)"
+    text = f"{span.before:.1f} tok/s before, {span.during:.1f} during ({span.streams:.1f} streams)"
     of_before = f"; kept {kept:.2f}" if kept is not None else "; kept -"
     title = f"{cell.workload}, load {cell.load}: others beside {cell.tier}"
     return Line(title, f"{text}{of_before}; their share of all tokens {span.share:.2f}")
