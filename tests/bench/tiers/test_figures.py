@@ -115,7 +115,7 @@ def test_ultrafast_is_held_against_default_and_against_itself(sample: Any, cell:
     seen = figures.compare(cell([slow]), cell([fast]), cell([alone]), [slow, fast])
     assert seen.speed == Figure(10.0)
     assert seen.ttft == Figure(10.0)
-    assert seen.kept == pytest.approx(0.8)
+    assert seen.kept == Figure(0.8)
     assert seen.ttft_of_alone == Figure(2.0)
 
 
@@ -128,6 +128,16 @@ def test_default_without_a_token_gives_limits_and_no_more(sample: Any, cell: Any
     assert seen.kept is None
     short = sample("default", [100.0])  # one token: it has no speed, and that isn't slowness
     assert figures.compare(cell([short]), cell([fast]), None, []).speed is None
+
+
+def test_silent_streams_never_flatter_a_speed(sample: Any, cell: Any) -> None:
+    """They have no rate, so the rate of the others is the most that it can be."""
+    fast, silent = sample(), sample(round=1, at=[], text="", waited_ms=9000.0)
+    slow = sample("default", [1000.0 + 100 * i for i in range(11)])
+    seen = figures.compare(cell([slow]), cell([fast, silent]), cell([sample(load=0)]), [])
+    assert (seen.speed, seen.kept) == (Figure(10.0, "<="), Figure(1.0, "<="))
+    none = sample("default", [], round=1, text="", waited_ms=9000.0)
+    assert figures.compare(cell([slow, none]), cell([fast]), None, []).speed == Figure(10.0, ">=")
 
 
 def test_what_the_others_lost_is_the_usual_of_all_samples(sample: Any, cell: Any) -> None:

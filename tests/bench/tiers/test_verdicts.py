@@ -40,17 +40,20 @@ def compared(sample: Any, cell: Any) -> Callable[..., list[str]]:
         slow, quick = sample("default", [], text="", waited_ms=90_000.0), sample(**fast)
         alone = cell([sample(load=0)])
         c = figures.compare(cell([slow]), cell([quick]), alone, [slow, quick])
-        return [text_of(line) for line in verdicts.of_comparison(c, cell([quick]), alone, 60.0)]
+        return [text_of(line) for line in verdicts.of_comparison(c, cell([slow]), cell([quick]), alone, 60.0)]
 
     return lines
 
 
 def test_lines_of_a_load_that_something_is_asked_of(compared: Any) -> None:
     speed, ttft, kept, idle, texts = compared()
+    assert "55.00, default <= 0.01 tok/s with the wait" in speed
+    assert "p95 100 ms, default >= 90,000 ms" in ttft
+    assert "100.0, alone 100.0 tok/s" in kept
     assert "times as fast >= 4950.00, asked >= 5: ok" in speed
     assert "times earlier >= 900.00, asked >= 8: ok" in ttft
     assert "of alone 1.00, asked >= 0.85: ok" in kept
-    assert "p95 100 ms; idle 100 ms, a background step 60 ms" in idle
+    assert "p95 100 ms, idle 100 ms, 1.00 times as long, a background step 60 ms" in idle
     assert "asked <= 210: ok" in idle
     assert "not compared: no prompt was answered by both" in texts
 
@@ -66,9 +69,9 @@ def test_another_tier_shows_nothing_for_ultrafast_but_its_failures_stay(compared
 def test_loads_that_nothing_is_asked_of_have_figures_alone(sample: Any, cell: Any) -> None:
     slow, quick = sample("default", load=4), sample(load=4)
     c = figures.compare(cell([slow]), cell([quick]), None, [slow, quick])
-    lines = verdicts.of_comparison(c, cell([quick]), None, None)
+    lines = verdicts.of_comparison(c, cell([slow]), cell([quick]), None, None)
     assert all(not line.asks for line in lines)
-    assert lines[0].text == "output 1.00x"
+    assert lines[0].text == "100.0, default 100.0 tok/s; times as fast 1.00"
     assert lines[-1].text == "1 of 1 equal"
 
 

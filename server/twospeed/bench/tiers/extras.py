@@ -20,7 +20,7 @@ from .workloads import Message, Workload, background_text
 CONSERVED_STREAMS = 16
 LONG_TOKENS = 1500
 _TOKENS = 96
-_ENDLESS = 2000
+_ENDLESS, _LONGEST = 2000, 8000
 _ALONE_EVENTS = 48
 _SKIPPED = 8  # events of a stream before its gaps count
 _ARRIVAL_S = 40.0  # eight long prompts may take longer than anyone watches
@@ -33,10 +33,14 @@ Bare = Callable[[str, int], Awaitable[float]]
 
 
 class Extras:
-    def __init__(self, dialect: Dialect, prompts: Prompts, bounds: Bounds) -> None:
+    """`context`: what a request may hold, where that is known; a stream that is watched should not end too soon."""
+
+    def __init__(self, dialect: Dialect, prompts: Prompts, bounds: Bounds, context: int | None = None) -> None:
         self._dialect = dialect
         self._prompts = prompts
         self._bounds = bounds
+        # Eight prompts take long to read; several of such streams would fill the KV cache instead of the seats.
+        self._longest = max(_ENDLESS, min(_LONGEST, (context or 0) - _ENDLESS))
         self._chars = 4.0  # of a token; known better after one stream
 
     def _messages(self, number: int) -> list[Message]:
@@ -46,8 +50,10 @@ class Extras:
     def _body(self, number: int, tier: Tier, tokens: int) -> dict[str, Any]:
         return self._dialect.body(self._messages(number), tier, tokens, fixed=True)
 
-    async def _open(self, number: int, tier: Tier, tokens: int = _ENDLESS) -> Stream:
-        return await Stream.start(self._dialect.endpoint, self._dialect.fit(self._body(number, tier, tokens)))
+    async def _open(self, number: int, tokens: int = _ENDLESS) -> Stream:
+        """An ultrafast stream that is meant to be cut."""
+        body = self._dialect.fit(self._body(number, "ultrafast", tokens))
+        return await Stream.start(self._dialect.endpoint, body)
 
     async def conserved(self) -> Conserved:
         bodies = [self._body(i, "default", _TOKENS) for i in range(CONSERVED_STREAMS)]
@@ -65,7 +71,7 @@ class Extras:
         """So many 1,500-token default prompts, sent at once while an ultrafast stream decodes."""
         words = await self._words(LONG_TOKENS)
         bodies = [self._dialect.body(self._long(words), "default", 4) for _ in range(prompts)]
-        stream = await self._open(1, "ultrafast")
+        stream = await self._open(1, self._longest)
         try:
             async with asyncio.timeout(self._bounds.first_s + self._bounds.decode_s):
                 await stream.reach(_ALONE_EVENTS)
@@ -110,7 +116,7 @@ class Extras:
     async def seats(self) -> Seats:
         """One ultrafast stream, two at once with more that knock, and one again."""
         alone = [await self._alone()]
-        streams = [await self._open(1, "ultrafast"), await self._open(3, "ultrafast")]
+        streams = [await self._open(1), await self._open(3)]
         try:
             async with asyncio.timeout(self._bounds.first_s):
                 await asyncio.gather(*(stream.reach(4) for stream in streams))
@@ -155,7 +161,7 @@ class Extras:
         opened: list[Stream] = []
         try:
             for number in range(running + 1, running + 1 + _MOST_EXTRAS):
-                stream = await self._open(2 * number + 1, "ultrafast")
+                stream = await self._open(2 * number + 1)
                 opened.append(stream)
                 extras.append(await _answered(stream, number))
                 if extras[-1].served != "ultrafast":

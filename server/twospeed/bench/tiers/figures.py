@@ -127,24 +127,26 @@ def _background(samples: Sequence[Sample]) -> Span | None:
 def compare(default: Cell, ultrafast: Cell, alone: Cell | None, samples: Sequence[Sample]) -> Comparison:
     """`samples`: of both cells. The speed is of the decode phase; where default never got a token it is of all the
     time since it asked, and a limit."""
-    if ultrafast.rate is not None and default.rate is not None:
-        speed: Figure | None = Figure(ultrafast.rate / default.rate)
-    elif default.rate is None and default.silent and not default.cut:
+    if default.rate is None and default.silent and not default.cut:
         speed = ratio(ultrafast.whole_rate, default.whole_rate)
     else:
-        speed = None
-    kept = ultrafast.rate / alone.rate if alone and alone.rate and ultrafast.rate else None
+        speed = ratio(_speed(ultrafast), _speed(default))
     texts, why = differences(samples)
     return Comparison(
         workload=ultrafast.workload,
         load=ultrafast.load,
         speed=speed,
         ttft=ratio(default.ttft_p95_ms, ultrafast.ttft_p95_ms),
-        kept=kept,
+        kept=ratio(_speed(ultrafast), _speed(alone)) if alone else None,
         ttft_of_alone=ratio(ultrafast.ttft_p95_ms, alone.ttft_p95_ms if alone else None),
         texts=texts,
         uncompared=why,
     )
+
+
+def _speed(seen: Cell) -> Figure | None:
+    """Those that got nothing have no speed to count, but are no faster than the others."""
+    return None if seen.rate is None else Figure(seen.rate, "<=" if seen.silent else "")
 
 
 def differences(samples: Sequence[Sample]) -> tuple[list[Difference], str]:

@@ -105,7 +105,7 @@ class Comparison(msgspec.Struct, frozen=True):
     load: int
     speed: Figure | None  # ultrafast / default, output
     ttft: Figure | None  # default / ultrafast, p95
-    kept: float | None  # ultrafast's output speed / alone
+    kept: Figure | None  # ultrafast's output speed / alone
     ttft_of_alone: Figure | None  # ultrafast's p95 / alone
     texts: list[Difference]
     uncompared: str = ""  # why there are no texts

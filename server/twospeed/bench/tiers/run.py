@@ -88,18 +88,18 @@ class _Run:
 
     async def all(self) -> None:
         own = await known_server(self._endpoint)
-        model, slots = self._report.model, None
+        model, slots, context = self._report.model, None, None
         if own:
             await until_ready(self._endpoint, [model], self._progress)
             _, about = await self._endpoint.get(f"/v1/models/{model}")
             self._report.description = about.get("description") or ""
-            slots = about.get("slots")
+            slots, context = about.get("slots"), about.get("context_length")
         else:
             self._note("not a twospeed server: only OpenAI's fields are sent, prompts differ between the tiers")
         dialect = Dialect(self._endpoint, model, own, self._note)
         await self._warm_up(dialect)
         grid = Grid(dialect, self._plan, self._prompts, slots, self._progress)
-        extras = Extras(dialect, self._prompts, self._plan.bounds)
+        extras = Extras(dialect, self._prompts, self._plan.bounds, context)
         # The machine may change under a long run: what runs alone is measured at its start and at its end.
         first = math.ceil(self._plan.repeat / 2)
         await self._plain()
@@ -226,7 +226,7 @@ def _of_workload(report: TiersReport, workload: str, samples: Sequence[Sample]) 
         compared = figures.compare(default, ultrafast, alone, here)
         report.comparisons.append(compared)
         lines += [verdicts.of_cell(default), verdicts.of_cell(ultrafast)]
-        lines += verdicts.of_comparison(compared, ultrafast, alone, report.step_ms.get(load))
+        lines += verdicts.of_comparison(compared, default, ultrafast, alone, report.step_ms.get(load))
         lines += [line for cell in (default, ultrafast) if (line := verdicts.of_background(cell))]
         if load == 0 and (rates := report.plain.get(workload)):
             lines.append(verdicts.of_plain(workload, rates, ultrafast))

@@ -26,7 +26,6 @@ SPEED = {
     ("code-edit-predicted", 32): 14.0,
 }
 OF_PLAIN = {"chat": 0.97, "code-edit": 2.2, "code-edit-predicted": 2.2, "quote": 1.3}
-_ASKED_LOADS = (16, 32)
 
 
 def ask(name: str, figure: Figure | None, relation: Relation, limit: float) -> Ask:
@@ -79,40 +78,62 @@ def remarks(cell: Cell) -> list[str]:
     return out
 
 
-def of_comparison(c: Comparison, ultrafast: Cell, alone: Cell | None, step_ms: float | None) -> list[Line]:
+def of_comparison(
+    c: Comparison, default: Cell, ultrafast: Cell, alone: Cell | None, step_ms: float | None
+) -> list[Line]:
+    """Every ratio with both its sides: one that was won by making the other slower is to be seen as that."""
     head = f"{c.workload}, load {c.load}" if c.load else f"{c.workload}, alone"
-    asked = c.load in _ASKED_LOADS and (c.workload, c.load) in SPEED
-    speed, ttft = Line(f"{head}: ultrafast of default", ""), Line(f"{head}: first token", "")
-    if asked:
-        limit = SPEED[c.workload, c.load]
-        speed = Line(speed.title, "output", [ask("times as fast", c.speed, ">=", limit)])
-        ttft = Line(ttft.title, "p95", [ask("times earlier", c.ttft, ">=", TTFT_LOWER)])
-    else:
-        speed = Line(speed.title, f"output {shown(c.speed, 'x', 2)}")
-        ttft = Line(ttft.title, f"p95 {shown(c.ttft, 'x', 2)} earlier")
-    lines = [speed, ttft]
+    asked = (c.workload, c.load) in SPEED
+    limit = SPEED.get((c.workload, c.load), 0.0)
+    lines = [
+        _ratio(f"{head}: ultrafast of default", _speeds(ultrafast, default), "times as fast", c.speed, limit),
+        _ratio(
+            f"{head}: first token",
+            f"p95 {shown(ultrafast.ttft_p95_ms)} ms, default {shown(default.ttft_p95_ms)} ms",
+            "times earlier",
+            c.ttft,
+            TTFT_LOWER if asked else 0.0,
+        ),
+    ]
     if c.load:
-        kept = Figure(c.kept) if c.kept is not None else None
-        asks = [ask("of alone", kept, ">=", KEPT)] if asked else []
-        lines.append(Line(f"{head}: ultrafast kept", "speed" if asks else f"speed {shown(kept, '', 2)} of alone", asks))
-        lines.append(_of_idle(head, c, alone, step_ms, asked))
+        rates = f"{_rate(ultrafast)}, alone {_rate(alone)} tok/s"
+        lines.append(_ratio(f"{head}: ultrafast kept", rates, "of alone", c.kept, KEPT if asked else 0.0))
+        lines.append(_of_idle(head, c, ultrafast, alone, step_ms if asked else None))
     lines.append(Line(f"{head}: same text", texts_of(c)))
     return [_only_ultrafast(line, ultrafast.served) for line in lines]
 
 
+def _ratio(title: str, text: str, name: str, figure: Figure | None, limit: float) -> Line:
+    """With an ask where there is a limit."""
+    if limit:
+        return Line(title, text, [ask(name, figure, ">=", limit)])
+    return Line(title, f"{text}; {name} {shown(figure, places=2)}")
+
+
+def _speeds(ultrafast: Cell, default: Cell) -> str:
+    if default.rate is None and default.silent:
+        both = (ultrafast.whole_rate, default.whole_rate)
+        return f"{shown(both[0], places=2)}, default {shown(both[1], places=2)} tok/s with the wait"
+    return f"{_rate(ultrafast)}, default {_rate(default)} tok/s"
+
+
+def _rate(cell: Cell | None) -> str:
+    return "-" if cell is None or cell.rate is None else f"{cell.rate:.1f}"
+
+
+def _of_idle(head: str, c: Comparison, ultrafast: Cell, alone: Cell | None, step_ms: float | None) -> Line:
+    """Asked, where the background's step is given: 1.5 of idle plus such a step."""
+    title = f"{head}: first token of idle"
+    now, idle = ultrafast.ttft_p95_ms, alone.ttft_p95_ms if alone else None
+    text = f"p95 {shown(now)} ms, idle {shown(idle)} ms, {shown(c.ttft_of_alone, places=2)} times as long"
+    if step_ms is None or idle is None:
+        return Line(title, text)
+    limit = round(TTFT_OF_IDLE * idle.value + step_ms, 1)
+    return Line(title, f"{text}, a background step {step_ms:.0f} ms", [ask("ms", now, "<=", limit)])
+
+
 def _only_ultrafast(line: Line, served: Collection[str | None]) -> Line:
     return msgspec.structs.replace(line, asks=[of_ultrafast(a, served) for a in line.asks])
-
-
-def _of_idle(head: str, c: Comparison, alone: Cell | None, step_ms: float | None, asked: bool) -> Line:
-    """Asked: 1.5 of idle plus a step of the background."""
-    title = f"{head}: first token of idle"
-    idle = alone.ttft_p95_ms if alone else None
-    if not asked or idle is None or step_ms is None or c.ttft_of_alone is None:
-        return Line(title, f"p95 {shown(c.ttft_of_alone, 'x', 2)}")
-    now = Figure(c.ttft_of_alone.value * idle.value, c.ttft_of_alone.bound)
-    text = f"p95 {shown(now)} ms; idle {idle.value:.0f} ms, a background step {step_ms:.0f} ms"
-    return Line(title, text, [ask("ms", now, "<=", TTFT_OF_IDLE * idle.value + step_ms)])
 
 
 def texts_of(c: Comparison) -> str:
@@ -198,7 +219,7 @@ def title_of(workload: str) -> str:
 def summary_of(report: TiersReport) -> str:
     asks = [a for line in report.lines for a in line.asks]
     met, below = sum(a.met is True for a in asks), sum(a.met is False for a in asks)
-    text = f"{met} of {len(asks)} asks met, {below} not, {len(asks) - met - below} not measured"
+    text = f"{met} of {len(asks)} asks met, {below} not, {len(asks) - met - below} not known"
     if report.errors:
         text += f", {len(report.errors)} measures failed"
     return f"{text}; {report.seconds:.0f} s, load {report.load_at_end:.2f} at the end"
