@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twospeed.bench.client import BenchError, Endpoint, Stream, decode, read_result
+from twospeed.bench.client import BenchError, Endpoint, RefusedError, Stream, decode, read_result
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 
@@ -117,3 +117,18 @@ def test_a_cut_stream_gives_what_came_and_frees_the_server(slow_server: Any) -> 
 def test_no_server_is_an_error() -> None:
     with pytest.raises(BenchError, match="no server answers"):
         asyncio.run(Endpoint("http://127.0.0.1:9").get("/v1/models"))
+
+
+def test_tier_counts_and_lines_of_other_servers_are_read() -> None:
+    first = b'{"service_tier": "ultrafast", "choices": [{"index": 0, "delta": {"content": "hi"}}], "usage": null}'
+    last = b'{"choices": [], "usage": {"completion_tokens": 1, "prompt_tokens": 3}}'
+    raw = chunked(b"".join(b"data: %b\r\n\r\n" % data for data in (first, last, b"[DONE]")))
+    result = read_result(decode([(1.0, raw)]), 0.5, whole=True)
+    assert (result.served, result.text, result.headers_at) == ("ultrafast", "hi", 1.0)
+    assert result.usage == {"completion_tokens": 1, "prompt_tokens": 3}
+
+
+def test_a_refusal_keeps_its_status_and_its_moment() -> None:
+    with pytest.raises(RefusedError, match="no seat") as refused:
+        read_result(decode([(3.0, b'HTTP/1.1 429 No\r\n\r\n{"error": {"message": "no seat"}}')]), 0.0, whole=True)
+    assert (refused.value.status, refused.value.headers_at) == (429, 3.0)

@@ -290,6 +290,7 @@ def router(deps: Deps) -> APIRouter:
             cache_prompt=body.cache_prompt is not False,
             service_tier=body.service_tier or "auto",
             prediction=body.predicted,
+            speculation=body.speculation,
             facts=facts_of(request, [prompt], body.metadata, tools=tools, response_format=body.response_format),
             patience_s=patience(request, body),
         )

@@ -175,6 +175,7 @@ def router(deps: Deps) -> APIRouter:
             echo=bool(body.echo),
             cache_prompt=body.cache_prompt is not False,
             prediction=body.predicted,
+            speculation=body.speculation,
             facts=facts_of(request, prompts, body.metadata),
         )
         wire = CompletionWire(include_usage=body.include_usage)

@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field
 from ..errors import ApiError
 from ..gateway.calls import Wanted
 from ..gateway.route import METADATA_KEY
+from ..types import Speculation
 
 MAX_N = 16
 MAX_TOKEN_ID = 2**31 - 1
@@ -129,6 +130,9 @@ class GenerationFields(WireModel):
     min_p: Annotated[float, Field(ge=0, le=1)] | None = Field(None, description="0: off")
     repetition_penalty: Penalty | None = Field(None, description="1: off")
     repeat_penalty: Penalty | None = Field(None, description="llama.cpp's name for repetition_penalty")
+    speculation: Speculation | None = Field(
+        None, description="drafts: off, auto (where all streams gain) or eager (where this one does); null: the tier's"
+    )
     ignore_eos: bool | None = Field(None, description="go on to max_tokens; for benchmarks")
     cache_prompt: bool | None = Field(
         None, description="false: compute the whole prompt again, so that a greedy answer is the same to the last bit"

@@ -7,19 +7,35 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 
+_BREAK = re.compile(rb"\r?\n\r?\n")  # some servers end lines of events with \r\n
+
 
 class BenchError(Exception):
     """Something could not be measured; str() is one line for a person."""
+
+
+class SilentError(BenchError):
+    """Nothing was said: no answer, or one without text."""
+
+
+class RefusedError(BenchError):
+    """The server answered, with an error. `headers_at`: when its first bytes were there."""
+
+    def __init__(self, status: int, text: str, headers_at: float) -> None:
+        super().__init__(text)
+        self.status = status
+        self.headers_at = headers_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +57,10 @@ class Answer:
         """Server-sent events that came whole: when, and their data. Comments are left out."""
         found = []
         start = 0
-        while (end := self.body.find(b"\n\n", start)) >= 0:
+        for end in _BREAK.finditer(self.body):
             if self.body.startswith(b"data: ", start):
-                found.append((self.body_at(end + 2), self.body[start + 6 : end]))
-            start = end + 2
+                found.append((self.body_at(end.end()), self.body[start + 6 : end.start()]))
+            start = end.end()
         return found
 
 
@@ -55,7 +71,7 @@ def decode(arrivals: list[tuple[float, bytes]]) -> Answer:
     times = [at for at, _ in arrivals]
     head_end = raw.find(b"\r\n\r\n")
     if head_end < 0 or not raw.startswith(b"HTTP/1."):
-        raise BenchError("the server closed the connection without an answer")
+        raise SilentError("the server closed the connection without an answer")
     head, start = raw[:head_end].lower(), head_end + 4
     status = int(raw[9:12])
     if b"\r\ntransfer-encoding: chunked" not in head:
@@ -126,9 +142,15 @@ class Exchange(asyncio.Protocol):
             self._transport.abort()
         return decode(self._arrivals)
 
-    def cut(self) -> Answer:
-        """End the request now; what came so far."""
+    @property
+    def first_at(self) -> float | None:
+        return self._arrivals[0][0] if self._arrivals else None
+
+    def end(self) -> None:
         self._transport.abort()
+
+    def so_far(self) -> Answer:
+        """What came until now. Raises BenchError."""
         return decode(self._arrivals)
 
 
@@ -179,6 +201,11 @@ class Stream:
         path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
         return cls(await endpoint.open("POST", path, whole))
 
+    @property
+    def headers_at(self) -> float | None:
+        """When the first bytes of the answer were there."""
+        return self._exchange.first_at
+
     async def reach(self, tokens: int) -> None:
         """Wait for about so many tokens, or the end."""
         await self._exchange.reach(tokens)
@@ -193,7 +220,24 @@ class Stream:
 
     def cut(self) -> Result:
         """End it now; what came so far. Raises BenchError."""
-        return read_result(self._exchange.cut(), self.sent, whole=False)
+        self.end()
+        return read_result(self._exchange.so_far(), self.sent, whole=False)
+
+    def end(self) -> None:
+        """End it now, whatever came."""
+        self._exchange.end()
+
+    def cut_or_none(self) -> Result | None:
+        """End it now; None where no text came so far. Raises BenchError where it was refused or failed."""
+        self.end()
+        return self.so_far()
+
+    def so_far(self) -> Result | None:
+        """What came until now, as it goes on; None where that is no text. Raises BenchError as above."""
+        try:
+            return read_result(self._exchange.so_far(), self.sent, whole=False)
+        except SilentError:
+            return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +252,9 @@ class Result:
     prompt_tokens: int
     cached_tokens: int
     timings: dict[str, float]
+    usage: dict[str, Any] = field(default_factory=dict)  # as told; empty where it was not
+    served: str | None = None  # the service tier that the server said it used
+    headers_at: float = 0.0
 
     @property
     def ttft_ms(self) -> float:
@@ -223,11 +270,12 @@ class Result:
 def read_result(answer: Answer, sent: float, *, whole: bool) -> Result:
     """Read the events of a stream; `whole`: it must have come to its good end. Raises BenchError."""
     if answer.status != 200:
-        raise BenchError(_error_text(answer))
+        raise RefusedError(answer.status, _error_text(answer), answer.times[0])
     times: list[float] = []
     texts: list[str] = []
     usage: dict[str, Any] = {}
     timings: dict[str, float] = {}
+    served: str | None = None
     done = False
     for at, data in answer.events():
         if data == b"[DONE]":
@@ -238,7 +286,8 @@ def read_result(answer: Answer, sent: float, *, whole: bool) -> Result:
             raise BenchError(f"the stream failed: {event['error'].get('message')}")
         usage = event.get("usage") or usage
         timings = event.get("timings") or timings
-        for choice in event["choices"]:
+        served = event.get("service_tier") or served
+        for choice in event.get("choices") or []:
             text = choice["text"] if "text" in choice else choice["delta"].get("content") or ""
             if text or (choice.get("finish_reason") and "text" in choice):
                 times.append(at)
@@ -246,7 +295,7 @@ def read_result(answer: Answer, sent: float, *, whole: bool) -> Result:
     if whole and not done:
         raise BenchError("the stream broke off")
     if not times:
-        raise BenchError("the stream had no text")
+        raise SilentError("the stream had no text")
     return Result(
         sent=sent,
         times=times,
@@ -255,6 +304,9 @@ def read_result(answer: Answer, sent: float, *, whole: bool) -> Result:
         prompt_tokens=usage.get("prompt_tokens", 0),
         cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0),
         timings=timings,
+        usage=usage,
+        served=served,
+        headers_at=answer.times[0],
     )
 
 

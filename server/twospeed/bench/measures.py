@@ -81,7 +81,7 @@ async def one_stream(subject: Subject, bare: Bare | None) -> OneStream:
 async def many_streams(subject: Subject, count: int) -> ManyStreams:
     """`count` streams with different prompts, sent at the same moment."""
     prompts = [subject.prompts.opening(i) for i in range(count)]
-    streams = await _all([subject.complete(prompt, MANY_TOKENS) for prompt in prompts])
+    streams = await all_at_once([subject.complete(prompt, MANY_TOKENS) for prompt in prompts])
     window = stats.common_window([s.times for s in streams])
     together = stats.aggregate_rate([(s.times, s.tokens) for s in streams], *window) if window else None
     start, end = min(s.sent for s in streams), max(s.times[-1] for s in streams)
@@ -172,7 +172,7 @@ async def _rates(subjects: list[Subject], prompts: dict[str, str], seconds: floa
     streams = [await s.stream(prompts[s.model], _ENDLESS) for s in subjects]
     results: list[Result] = []
     try:
-        await _all([stream.reach(1) for stream in streams])
+        await all_at_once([stream.reach(1) for stream in streams])
         reached = [asyncio.create_task(stream.reach(_PAIR_TOKENS)) for stream in streams]
         _, pending = await asyncio.wait(reached, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         for task in pending:
@@ -186,7 +186,7 @@ async def _rates(subjects: list[Subject], prompts: dict[str, str], seconds: floa
     return [stats.events_within(r.times, start, end) / (end - start) for r in results], end - start
 
 
-async def _all(work: list[Coroutine[Any, Any, T]]) -> list[T]:
+async def all_at_once(work: list[Coroutine[Any, Any, T]]) -> list[T]:
     """All at the same time; the first that fails ends the others. Raises what it raised."""
     try:
         async with asyncio.TaskGroup() as group:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from . import stats
-from .results import Arrival, Ask, Line, ManyStreams, OneStream, Pair, Prefill, Report, Turn
+from .results import Arrival, Ask, Line, Machine, ManyStreams, OneStream, Pair, Prefill, Report, Turn
 
 OF_RAW = 0.95
 SIXTEEN_OF_ONE = 2.0
@@ -112,21 +112,22 @@ def _rates(values: Sequence[float]) -> str:
 def text_of(line: Line) -> str:
     parts = [f"  {line.title:<{_WIDTH}} {line.text}"]
     for a in line.asks:
-        verdict = {True: "ok", False: "below", None: "not measured"}[a.met]
-        value = "-" if a.value is None else f"{a.value:.2f}"
+        unknown = "not measured" if a.value is None else "not known"
+        verdict = unknown if a.met is None else "ok" if a.met else "below"
+        bound = f"{a.bound} " if a.bound else ""
+        value = "-" if a.value is None else f"{bound}{a.value:.2f}"
         parts.append(f"{a.name} {value}, asked {a.relation} {a.limit:g}: {verdict}")
     return " | ".join(parts)
 
 
-def head_of(report: Report) -> list[str]:
-    m = report.machine
+def head_of(m: Machine, versions: Mapping[str, str], url: str | None) -> list[str]:
     where = f"{m.cpu}, {m.cores} cores ({m.cpus} threads), {m.system} {m.arch}"
-    versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
-    lines = [f"machine: {where}, load {m.load:.2f} at the start", f"versions: {versions}"]
+    with_what = ", ".join(f"{name} {version}" for name, version in versions.items())
+    lines = [f"machine: {where}, load {m.load:.2f} at the start", f"versions: {with_what}"]
     if m.load > _BUSY * m.cpus:
         lines.append("warning: other work has the cores; threads that wait for each other then lose far more than half")
-    if report.url:
-        lines.append(f"server: {report.url}; figures of the machine are this one's")
+    if url:
+        lines.append(f"server: {url}; figures of the machine are this one's")
     return lines
 
 

@@ -87,13 +87,15 @@ class Pair(msgspec.Struct, frozen=True):
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """Something asked of a figure. `met` is None where it could not be measured."""
+    """Something asked of a figure. `met` is None where it could not be measured. `bound`: the true value is at least
+    or at most `value`, as something took longer than anyone waited."""
 
     name: str
     value: float | None
     relation: Literal[">=", "<="]
     limit: float
     met: bool | None
+    bound: Literal["", ">=", "<="] = ""
 
 
 class Line(msgspec.Struct, frozen=True):

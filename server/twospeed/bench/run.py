@@ -6,18 +6,13 @@ A measure that fails is reported and the others go on.
 from __future__ import annotations
 
 import asyncio
-import importlib.metadata
-import ipaddress
-import platform
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple, TypeVar
-from urllib.parse import urlsplit
+from typing import TypeVar
 
-from .. import __version__
 from ..config import Config, Model
 from ..machine import look
 from ..models.store import Store
@@ -26,20 +21,13 @@ from . import measures, report
 from .child import bare_decode, serving, until_ready
 from .client import BenchError, Endpoint
 from .measures import ONE_TOKENS, Bare, Subject
-from .results import Line, Machine, ModelReport, Report
+from .results import Line, ModelReport, Report
+from .setting import Voice, is_here, machine, versions
 from .workloads import Prompts
 
 _BOUND_S = 120.0  # a measure that takes longer says nothing any more
-_LIBRARIES = ("llama-cpp-python", "numpy", "uvicorn")
 
 T = TypeVar("T")
-
-
-class Voice(NamedTuple):
-    """Who hears what: `say` the report's lines as they come, `progress` what is being done."""
-
-    say: Callable[[str], None]
-    progress: Callable[[str], None]
 
 
 def quick(config: Config, names: list[str], url: str | None, key: str | None, voice: Voice) -> Report:
@@ -51,8 +39,8 @@ def quick(config: Config, names: list[str], url: str | None, key: str | None, vo
     with ExitStack() as stack:
         store = Store()
         files = {name: store.find(name, model) for name, model in config.models.items() if name in names}
-        started = Report(_machine(), _versions(), datetime.now(UTC).isoformat(timespec="seconds"), url)
-        for line in report.head_of(started):
+        started = Report(machine(), versions(), datetime.now(UTC).isoformat(timespec="seconds"), url)
+        for line in report.head_of(started.machine, started.versions, url):
             say(line)
         if url is None:
             for name in names:
@@ -62,7 +50,7 @@ def quick(config: Config, names: list[str], url: str | None, key: str | None, vo
             endpoint = stack.enter_context(serving(config, names, key))
         else:
             endpoint = Endpoint(url.rstrip("/").removesuffix("/v1"), key)
-            files = files if _is_here(endpoint) else {}
+            files = files if is_here(endpoint) else {}
         known = {name: (path, config.models[name]) for name, path in files.items() if path}
         run = _Run(endpoint, names, known, started, voice)
         begun = time.monotonic()
@@ -188,32 +176,3 @@ async def served(url: str, key: str | None) -> list[str]:
     if status != 200:
         raise BenchError(f"{url}: {answer.get('error', {}).get('message', f'status {status}')}")
     return [model["id"] for model in answer["data"] if model.get("ready", True) and model["id"] != AUTO]
-
-
-def _is_here(endpoint: Endpoint) -> bool:
-    """Whether a server runs on this machine, so that the bare loop can be compared with it."""
-    host = urlsplit(endpoint.url).hostname or ""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def _machine() -> Machine:
-    m = look()
-    return Machine(
-        cpu=m.cpu,
-        features=list(m.features),
-        cores=m.cores,
-        cpus=m.cpus,
-        system=m.system,
-        arch=m.arch,
-        memory_total=m.memory_total,
-        memory_available=m.memory_available,
-        load=m.load,
-    )
-
-
-def _versions() -> dict[str, str]:
-    found = {name: importlib.metadata.version(name) for name in _LIBRARIES}
-    return {"twospeed": __version__, "python": platform.python_version()} | found

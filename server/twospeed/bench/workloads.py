@@ -101,6 +101,10 @@ class Prompts:
         self._mark = mark or secrets.token_hex(4)
         self._numbers = itertools.count(1)
 
+    def mark(self) -> str:
+        """A word that no prompt had before."""
+        return self._unique()
+
     def _unique(self) -> str:
         number = next(self._numbers)
         return f"{number * 7919 % 10007}-{self._mark}-{number}"

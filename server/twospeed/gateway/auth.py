@@ -15,6 +15,7 @@ from ..config import Config, Server
 from ..errors import ApiError
 from ..types import TIERS, ServiceTier
 
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What one client may use; None: as much as there is. `concurrent` counts sequences in flight."""

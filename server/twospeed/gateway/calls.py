@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from ..config import SamplingDefaults, TierPolicy
 from ..errors import ApiError
-from ..types import GenerateRequest, Prompt, Sampling, ServiceTier
+from ..types import GenerateRequest, Prompt, Sampling, ServiceTier, Speculation
 from .auth import Principal
 from .route import Facts
 
@@ -70,6 +70,7 @@ class Call:
     echo: bool = False
     cache_prompt: bool = True
     prediction: str = ""
+    speculation: Speculation | None = None
     facts: Facts = field(default_factory=Facts)
 
     @property
@@ -111,6 +112,7 @@ class Call:
                 cache_prompt=self.cache_prompt,
                 echo=self.echo,
                 prediction=self.prediction,
+                speculation=self.speculation,
                 max_context=policy.max_context,
             )
             for number, prompt in enumerate(self.prompts)
