@@ -20,7 +20,7 @@ import httpx
 import psutil
 import pytest
 
-LONG = {"model": "fast", "prompt": "abc", "max_tokens": 3000, "stream": True}
+LONG = {"model": "fast", "prompt": "abc", "max_tokens": 3000, "stream": True, "speculation": "off"}
 WAIT_S = 20
 
 
@@ -312,7 +312,7 @@ def test_a_wrong_file_is_refused_and_a_changed_model_waits_for_a_restart(
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[1] == "Needs a restart to take effect: models.fast, models.new"
     served.wait_line("needs a restart to take effect: models.fast, models.new")
-    assert [model["id"] for model in served.http.get("/v1/models").json()["data"]] == ["fast"]
+    assert [model["id"] for model in served.http.get("/v1/models").json()["data"]] == ["fast", "auto"]
 
     served.process.send_signal(signal.SIGHUP)  # without our command
     while sum("configuration reloaded" in line for line in served.lines) < 2:

@@ -45,8 +45,13 @@ def test_who_runs_and_who_waits_is_counted_and_so_it_is_for_prometheus(slow_serv
         assert answer.status_code == 200, answer.read()
         lines = answer.iter_lines()  # kept: dropped, it would end the stream
         next(lines)
-        default = slow_server.http.get("/v1/tiers").json()["tiers"][2]["models"][0]
-        assert (default["seats"], default["seats_in_use"], default["queue"]) == (2, 2, 1)
+
+        def standing() -> tuple[int, int, int]:
+            default = slow_server.http.get("/v1/tiers").json()["tiers"][2]["models"][0]
+            return default["seats"], default["seats_in_use"], default["queue"]
+
+        # the first step is the first sequence's alone: its siblings wait for the prompt they share
+        slow_server.wait_until(lambda: standing() == (2, 2, 1), "two run and one waits")
         assert slow_server.metric("tier_seats_in_use", model="fast", tier="default") == 2
         assert slow_server.metric("tier_queue_depth", model="fast", tier="default") == 1
     slow_server.wait_idle()

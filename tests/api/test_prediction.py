@@ -11,7 +11,7 @@ from twospeed.api.body import parse
 from twospeed.api.chat import ChatCompletionRequest
 from twospeed.api.completions import CompletionRequest
 from twospeed.api.wire import Tally
-from twospeed.config import SamplingDefaults
+from twospeed.config import SamplingDefaults, TierPolicy
 from twospeed.errors import ApiError
 from twospeed.gateway.auth import ANYONE
 from twospeed.gateway.calls import Call
@@ -70,7 +70,7 @@ def test_a_wrong_shape_names_the_field(
 def test_it_reaches_the_engine_with_every_prompt() -> None:
     prompts: Any = [TextPrompt("a"), TextPrompt("b")]
     call = Call(id="c", model="fast", prompts=prompts, principal=ANYONE, started=0.0, prediction="abc")
-    requests = call.requests("fast", "default", SamplingDefaults())
+    requests = call.requests("fast", "default", SamplingDefaults(), TierPolicy())
     assert [request.prediction for request in requests] == ["abc", "abc"]
 
 

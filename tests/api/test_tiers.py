@@ -187,8 +187,11 @@ def test_where_no_limit_is_asked_for_the_tiers_applies(tiers: Any) -> None:
 
 
 def test_a_model_that_a_key_may_not_use_does_not_exist_for_it(tiers: Any) -> None:
-    assert [model["id"] for model in tiers.http.get("/v1/models", headers=as_("small")).json()["data"]] == ["fast"]
-    assert len(tiers.http.get("/v1/models").json()["data"]) == 2
+    assert [model["id"] for model in tiers.http.get("/v1/models", headers=as_("small")).json()["data"]] == [
+        "fast",
+        "auto",
+    ]
+    assert len(tiers.http.get("/v1/models").json()["data"]) == 3
     refused = [
         tiers.http.post(PLAIN, json={"model": name, "prompt": "a"}, headers=as_("small")) for name in ("smart", "nope")
     ]

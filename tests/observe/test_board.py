@@ -158,7 +158,7 @@ def test_prometheus_shows_the_same() -> None:
         assert line in lines
 
 
-def test_permits_are_of_the_default_tier_for_now() -> None:
+def test_permits_are_counted_in_their_tier() -> None:
     config = Config.model_validate(
         {
             "version": 1,
@@ -167,7 +167,7 @@ def test_permits_are_of_the_default_tier_for_now() -> None:
         }
     )
     admission = Admission(config)
-    counts = AdmissionCounts(config, admission)
-    with admission.permit("m", 3):
+    counts = AdmissionCounts(admission)
+    with admission.permit("m", "default", 3):
         assert [counts.held("m", tier) for tier in TIERS] == [0, 0, 3, 0]
     assert [counts.seats("m", tier) for tier in TIERS] == [1, 4, 4, 4]

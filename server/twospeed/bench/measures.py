@@ -24,6 +24,7 @@ _ENDLESS = 2000  # tokens of a stream that is cut when it is no longer needed
 _PAIR_S, _PAIR_ALONE_S = 6.0, 3.0
 _PAIR_TOKENS = 400  # a fast model needs less time
 _WARM_TOKENS = 16
+_PLAIN = {"speculation": "off"}  # as the bare loop decodes; `bench tiers` is for drafts
 
 T = TypeVar("T")
 Bare = Callable[[str, int], Awaitable[float]]
@@ -40,14 +41,14 @@ class Subject:
 
     async def stream(self, prompt: str, tokens: int) -> Stream:
         """Start a greedy stream of exactly so many tokens."""
-        body = {"model": self.model, "prompt": prompt, "max_tokens": tokens, "ignore_eos": True}
+        body = {"model": self.model, "prompt": prompt, "max_tokens": tokens, "ignore_eos": True} | _PLAIN
         return await Stream.start(self._endpoint, body)
 
     async def complete(self, prompt: str, tokens: int) -> Result:
         return await (await self.stream(prompt, tokens)).result()
 
     async def chat(self, messages: list[dict[str, str]], tokens: int) -> Result:
-        body: dict[str, Any] = {"model": self.model, "messages": messages, "max_tokens": tokens}
+        body: dict[str, Any] = {"model": self.model, "messages": messages, "max_tokens": tokens} | _PLAIN
         return await (await Stream.start(self._endpoint, body)).result()
 
     async def warm_up(self) -> None:

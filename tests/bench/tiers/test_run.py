@@ -14,6 +14,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from twospeed.types import TIERS
+
 FAKE = """
 version: 1
 defaults: {context: 16384, slots: 4}
@@ -65,7 +67,8 @@ def test_a_whole_run_measures_every_figure(tmp_path: Path) -> None:
 
 def test_streams_that_get_nothing_are_told_and_counted(tmp_path: Path, start_server: Any) -> None:
     """One slot and three streams before it: the measured one waits for longer than anyone is ready to."""
-    config = {"models": {"solo": {"backend": "fake", "context": 16384, "slots": 1}}}
+    plain = {tier: {"speculation": "off"} for tier in TIERS}
+    config = {"models": {"solo": {"backend": "fake", "context": 16384, "slots": 1}}, "service_tiers": plain}
     running = start_server(config, {"TWOSPEED_FAKE_STEP_MS": "20"})
     running.wait_ready("solo")
     words = ("--loads", "3", "--workloads", "chat", "--repeat", "1", "--patience", "1", "--no-extras")
