@@ -69,6 +69,25 @@ def test_max_tokens_bounds_each_sequence() -> None:
     assert prepare(TextPrompt("ab"), max_tokens=7).max_new == 7
 
 
+def test_a_cap_that_nobody_asked_for_need_not_fit() -> None:
+    assert prepare(TextPrompt("ab"), output_cap=7).max_new == 7
+    assert prepare(TextPrompt("ab"), output_cap=1000).max_new == 97
+    assert prepare(TextPrompt("ab"), output_cap=1000, max_tokens=5).max_new == 5
+
+
+def test_a_tiers_context_is_a_limit_of_its_own() -> None:
+    assert prepare(TextPrompt("ab"), max_context=50).max_new == 47
+    error = refused(TextPrompt("x" * 60), max_context=50)
+    assert (error.code, error.param) == ("context_length_exceeded", "prompt")
+    assert "service tier's maximum context length is 50 tokens" in str(error)
+    assert prepare(TextPrompt("ab"), max_context=5000).max_new == 97
+
+
+def test_no_more_of_a_prediction_is_kept_than_can_be_written() -> None:
+    assert prepare(TextPrompt("ab"), prediction="xyz", max_tokens=9).prediction == [*b"xyz"]
+    assert prepare(TextPrompt("ab"), prediction="x" * 10**6, max_tokens=9).prediction == [*b"x" * 9]
+
+
 @pytest.mark.parametrize(("max_tokens", "asked"), [(91, 91), (1000, 1000)])
 def test_too_much_for_the_context_is_refused_with_both_numbers(max_tokens: int, asked: int) -> None:
     error = refused(TextPrompt("x" * 9), max_tokens=max_tokens)

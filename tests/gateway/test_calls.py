@@ -36,7 +36,8 @@ def test_output_is_what_was_asked_for_or_the_default_within_the_cap(
     asked: int | None, param: str, default: int | None, cap: int | None, given: int | None
 ) -> None:
     found = request(TierPolicy(max_output=cap), default, max_tokens=asked, max_tokens_param=param)
-    assert found.max_tokens == given
+    assert found.output_cap == given
+    assert found.max_tokens == (given if asked is not None else None)
 
 
 def test_more_than_the_cap_is_refused_by_the_name_that_was_used() -> None:

@@ -57,7 +57,9 @@ class Preparer:
         asked = request.max_tokens or 1
         if len(tokens) + asked > context:
             raise self._too_long(context, f"{len(tokens) + asked} tokens", f"{len(tokens)}", asked, param)
-        max_new = request.max_tokens if request.max_tokens is not None else context - len(tokens)
+        max_new = request.max_tokens
+        if max_new is None:
+            max_new = min(context - len(tokens), request.output_cap or context)
         # More of it than fits could never be written, and its tokenizing holds others up.
         prediction = self._vocab.tokenize(request.prediction[: _LONGEST_TOKEN * max_new], bos=False)[:max_new]
         return Prepared(request, tokens, text, max_new, prediction)

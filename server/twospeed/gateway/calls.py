@@ -94,9 +94,7 @@ class Call:
         """What the engine is asked: one request per prompt, within the caps of `tier`. Raises what `check` does."""
         self.check(tier, policy)
         sampling = self.wanted.over(defaults)
-        max_tokens = defaults.max_tokens if self.max_tokens is None else self.max_tokens
-        if policy.max_output is not None:
-            max_tokens = policy.max_output if max_tokens is None else min(max_tokens, policy.max_output)
+        caps = [cap for cap in (self.max_tokens or defaults.max_tokens, policy.max_output) if cap is not None]
         single = len(self.prompts) == 1
         return [
             GenerateRequest(
@@ -104,7 +102,8 @@ class Call:
                 model=model,
                 prompt=prompt,
                 sampling=sampling,
-                max_tokens=max_tokens,
+                max_tokens=None if self.max_tokens is None else min(caps),
+                output_cap=min(caps, default=None),
                 stop=self.stop,
                 n=self.n,
                 tier=tier,
