@@ -110,12 +110,13 @@ class _Odds:
                 self._trials[length] *= keep
             self._trials[length] += 1
             self._hits[length] += hit
-        # What was learnt of shorter matches holds for longer ones at least.
+        # What was learnt of shorter matches holds for longer ones at least; but not of the shortest, which are only
+        # there after a token was replaced.
         shorter = 0.0
         for length, prior in enumerate(self._prior):
             usual = max(prior, shorter)
-            shorter = (self._hits[length] + usual * _PRIOR_TRIALS) / (self._trials[length] + _PRIOR_TRIALS)
-            self._odds[length] = shorter
+            odds = (self._hits[length] + usual * _PRIOR_TRIALS) / (self._trials[length] + _PRIOR_TRIALS)
+            self._odds[length], shorter = odds, odds if length else 0.0
 
 
 class _Copy:
