@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, StringConstraints, model_validator
 
 from .access import ApiKey, Name, Preview, Sha256, check_access
+from .drafts import Draft, check_drafts
 from .routes import AUTO, ROLES, Routes
 from .strict import Strict as _Strict
 from .types import TIERS, ServiceTier, Speculation
@@ -97,6 +98,7 @@ class Model(Knobs):
     aliases: list[Name] = Field(default_factory=list, description="other names clients may use")
     sampling: SamplingDefaults = SamplingDefaults()
     chat_template: str | None = Field(None, description="Jinja text, or file:PATH; default: the GGUF's own")
+    draft: Draft | None = Field(None, description="a smaller model that writes ahead; docs/tiers.md says when it pays")
     preload: bool = Field(True, description="load at start; false: when the first request asks for it")
 
     @model_validator(mode="after")
@@ -241,7 +243,7 @@ class Config(_Strict):
     routes: Routes = Routes()
 
     @model_validator(mode="after")
-    def _names_are_unique(self) -> Self:
+    def _models_fit(self) -> Self:
         owner = {name: name for name in self.models}
         for name, model in self.models.items():
             for alias in model.aliases:
@@ -250,6 +252,7 @@ class Config(_Strict):
                 owner[alias] = name
         for name in owner.keys() & RESERVED_NAMES:
             raise ValueError(f"models: {name!r} is reserved for routing")
+        check_drafts({name: model.draft for name, model in self.models.items()}, self.resolve)
         return self
 
     @model_validator(mode="after")
