@@ -32,7 +32,6 @@ Auto = Literal["auto"]
 KVType = Literal["f16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
 SourceText = Annotated[str, StringConstraints(pattern=r"^(hf:|pypi:|https:|file:).+")]
 Quantization = Literal["Q4_0", "Q4_1", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0"]
-
 RESERVED_NAMES = frozenset({AUTO})
 
 
@@ -279,6 +278,10 @@ class Config(_Strict):
         if name in self.models:
             return name
         return next((n for n, m in self.models.items() if name in m.aliases), None)
+
+    def draft_of(self, name: str) -> str | None:
+        """The model that drafts for model `name` (no alias)."""
+        return self.resolve(draft.model) if (draft := self.models[name].draft) else None
 
     def targets(self, target: str) -> list[str]:
         """The models that a routing rule's `target` stands for, the best first; none: it stands for nothing.

@@ -217,10 +217,8 @@ class Catalog:
     async def _fetch_and_load(self, name: str, entry: _Entry, turn: asyncio.Lock | None) -> None:
         try:
             path = await self._in_turn(name, entry, name, turn)
-            draft = None
-            if entry.model.draft is not None:
-                found = self._config.resolve(entry.model.draft.model)
-                assert found is not None  # checked with the configuration
+            draft, found = None, self._config.draft_of(name)
+            if found is not None:
                 draft = DraftSource(found, await self._in_turn(name, entry, found, turn), self._entries[found].model)
             self._set(name, entry, "loading")
             await self._engine.load(name, path, entry.model, draft)
