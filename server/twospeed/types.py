@@ -77,10 +77,10 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One client call for the engine: `n` sequences of one prompt.
 
-    `max_tokens=None` means up to `output_cap` or, without, the model's context; unlike `max_tokens`, the cap need not fit
-    beside the prompt. `namespace` bounds prefix sharing: two requests share
-    cached prefixes only when it is equal, and not at all without `cache_prompt`. `echo` makes the prompt's text the
-    head of each sequence's text. `prediction` is text the client expects in the output. `speculation=None` leaves it
+    `max_tokens=None` means up to `output_cap` or, without, the model's context; unlike `max_tokens`, the cap need not
+    fit beside the prompt. `namespace` bounds prefix sharing: two requests share cached prefixes only when it is equal,
+    and not at all without `cache_prompt`. `echo` makes the prompt's text the head of each sequence's text.
+    `prediction` is text the client expects in the output. `speculation=None` leaves it
     to the tier. `max_context` is a lower limit than the model's own, of this request's tier.
     """
 

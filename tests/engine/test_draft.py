@@ -226,7 +226,7 @@ def test_a_draft_model_that_costs_too_much_never_runs() -> None:
 
 def test_a_long_prompt_is_not_read_for_a_short_answer() -> None:
     prompt = [i % 250 for i in range(2000)]
-    engine = Engine(always, draft_ms=5)
+    engine = Engine(always, draft_ms=3)
     engine.run(prompt, 6)
     assert engine.writer.sizes == []
     engine.run(prompt, 400)

