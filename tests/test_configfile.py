@@ -85,6 +85,20 @@ models:
             "models.n.threads: Input should be greater than or equal to 1 or 'auto'",
         ),
         ("  n: {context: 512, kv_tokens: 256, backend: fake}\n", "models.yaml:4: models.n.kv_tokens: must be"),
+        (
+            "  n: {backend: fake, draft: {model: o}}\n",
+            "models.yaml:4: models.n.draft.model: there is no model 'o'; there are: m",
+        ),
+        (
+            "  n: {backend: fake, aliases: [o], draft: {model: o}}\n",
+            "models.yaml:4: models.n.draft.model: a model can't draft for itself",
+        ),
+        (
+            "  n: {backend: fake, draft: {model: m}}\n  o: {backend: fake, draft: {model: n}}\n",
+            "models.yaml:5: models.o.draft.model: 'n' has a draft of its own",
+        ),
+        ("  n: {backend: fake, draft: {model: m, tokens: 0}}\n", "models.n.draft.tokens: Input should be greater"),
+        ("  n: {backend: fake, draft: {tokens: 4}}\n", "models.n.draft.model: missing"),
         ("  n: {}\n", "models.yaml:4: models.n.sources: a model needs at least one"),
         ("  n:\n", "models.yaml:4: models.n: Input should be a mapping"),
         ("  n.1: {backend: fake, aliases: [m]}\n", "models.yaml:4: models.n.1.aliases: 'm' is already a name"),
@@ -511,3 +525,11 @@ def test_the_examples_in_models_yaml_are_right(load: Load) -> None:
     config = load(FAKE.replace("  m:", "  fast:") + "\n".join(shown), TWOSPEED_API_KEY="0123456789abcdef")
     assert [key.name for key in config.server.api_keys] == ["laptop", "ci"]
     assert (config.service_tiers.ultrafast.seats, config.preview.ultrafast) == (2, ["laptop"])
+
+
+def test_a_draft_is_another_model_by_name_or_alias_and_off_by_default(load: Load) -> None:
+    config = load(FAKE + "  n: {backend: fake, aliases: [small]}\n  o: {backend: fake, draft: {model: small}}\n")
+    assert config.models["n"].draft is None
+    draft = config.models["o"].draft
+    assert draft is not None
+    assert (config.resolve(draft.model), draft.tokens) == ("n", 8)

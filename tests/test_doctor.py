@@ -354,3 +354,12 @@ def test_cpu_features_are_named_as_llama_cpp_does(
     seen = machine.look(tree(tmp_path, proc__cpuinfo=cpuinfo))
     assert seen.features == features
     assert seen.cpu == (cpu or seen.arch)
+
+
+def test_a_draft_needs_memory_of_its_own() -> None:
+    entries = [entry("a", "present", 7 * GB), entry("b", "present", GB)]
+    alone = config(a=HUB | {"size": 7 * GB}, b=HUB | {"size": GB, "preload": False})
+    drafting = config(a=HUB | {"size": 7 * GB, "draft": {"model": "b"}}, b=HUB | {"size": GB, "preload": False})
+    assert doctor.check_models(alone, entries, PC, gpu=False)[0].detail != (
+        doctor.check_models(drafting, entries, PC, gpu=False)[0].detail
+    )

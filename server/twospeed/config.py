@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, StringConstraints, model_validator
 
 from .access import ApiKey, Name, Preview, Sha256, check_access
+from .drafts import Draft, check_drafts
 from .routes import AUTO, ROLES, Routes
 from .strict import Strict as _Strict
 from .types import TIERS, ServiceTier, Speculation
@@ -31,7 +32,6 @@ Auto = Literal["auto"]
 KVType = Literal["f16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
 SourceText = Annotated[str, StringConstraints(pattern=r"^(hf:|pypi:|https:|file:).+")]
 Quantization = Literal["Q4_0", "Q4_1", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0"]
-
 RESERVED_NAMES = frozenset({AUTO})
 
 
@@ -97,6 +97,7 @@ class Model(Knobs):
     aliases: list[Name] = Field(default_factory=list, description="other names clients may use")
     sampling: SamplingDefaults = SamplingDefaults()
     chat_template: str | None = Field(None, description="Jinja text, or file:PATH; default: the GGUF's own")
+    draft: Draft | None = Field(None, description="a smaller model that writes ahead; docs/tiers.md says when it pays")
     preload: bool = Field(True, description="load at start; false: when the first request asks for it")
 
     @model_validator(mode="after")
@@ -241,7 +242,7 @@ class Config(_Strict):
     routes: Routes = Routes()
 
     @model_validator(mode="after")
-    def _names_are_unique(self) -> Self:
+    def _models_fit(self) -> Self:
         owner = {name: name for name in self.models}
         for name, model in self.models.items():
             for alias in model.aliases:
@@ -250,6 +251,7 @@ class Config(_Strict):
                 owner[alias] = name
         for name in owner.keys() & RESERVED_NAMES:
             raise ValueError(f"models: {name!r} is reserved for routing")
+        check_drafts({name: model.draft for name, model in self.models.items()}, self.resolve)
         return self
 
     @model_validator(mode="after")
@@ -276,6 +278,10 @@ class Config(_Strict):
         if name in self.models:
             return name
         return next((n for n, m in self.models.items() if name in m.aliases), None)
+
+    def draft_of(self, name: str) -> str | None:
+        """The model that drafts for model `name` (no alias)."""
+        return self.resolve(draft.model) if (draft := self.models[name].draft) else None
 
     def targets(self, target: str) -> list[str]:
         """The models that a routing rule's `target` stands for, the best first; none: it stands for nothing.

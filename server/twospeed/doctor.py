@@ -222,11 +222,14 @@ def _check_model(entry: Entry, model: Model, needs: int, machine: Machine, gpu: 
 
 
 def check_models(config: Config, entries: Sequence[Entry], machine: Machine, gpu: bool) -> list[Check]:
-    checks, together = [], 0
+    checks, together, by_name = [], 0, {entry.name: entry for entry in entries}
     for entry in entries:
         model = config.models[entry.name]
         if model.backend == "llama":
             needs = _needs(model, entry)
+            if (draft := config.draft_of(entry.name)) in by_name:
+                room = {"context": model.context, "kv_tokens": model.kv_tokens}  # as many tokens as its model's cache
+                needs += _needs(config.models[draft].model_copy(update=room), by_name[draft]) if needs else 0
             checks.append(_check_model(entry, model, needs, machine, gpu))
             together += needs if model.preload else 0
     if together > machine.memory_available and not gpu:

@@ -84,3 +84,13 @@ def test_an_unknown_name_lists_the_known_ones(folder: Path) -> None:
         done = run(folder, command, "fats")
         assert done.returncode == 2
         assert done.stderr == "no model is named 'fats'; there are: fast, smart, stand-in\n"
+
+
+def test_pull_fetches_the_draft_too(folder: Path) -> None:
+    file = folder / "models.yaml"
+    file.write_text(
+        file.read_text() + "  large:\n    sources: [file:own.gguf]\n    draft: {model: gpt-small}\n    preload: false\n"
+    )
+    pulled = run(folder, "pull", "large")
+    assert pulled.returncode == 0, pulled.stderr
+    assert [line.partition(":")[0] for line in pulled.stdout.splitlines()] == ["large", "fast"]

@@ -284,4 +284,15 @@ def test_the_scheduler_and_what_it_decides_by_know_no_clock_chance_or_outside_wo
                 todo.append(node.module.replace(".", "/"))
             elif isinstance(node, ast.ImportFrom):
                 assert (node.module or "").partition(".")[0] in allowed
-    assert seen == {"scheduler", "compose", "fair", "lanes", "cost", "kv", "speculate", "runner/base"}
+    assert seen == {
+        "scheduler",
+        "compose",
+        "drafting",
+        "fair",
+        "lanes",
+        "cost",
+        "guess",
+        "kv",
+        "speculate",
+        "runner/base",
+    }

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from twospeed.config import Config, Model
+from twospeed.engine.interface import DraftSource
 from twospeed.errors import ApiError
 from twospeed.gateway import catalog as module
 from twospeed.gateway.catalog import Catalog
@@ -38,11 +39,13 @@ class Engine:
     def __init__(self) -> None:
         self.statuses: dict[str, ModelStatus] = {}
         self.loads: list[str] = []
+        self.drafts: dict[str, DraftSource | None] = {}
         self.gate = asyncio.Event()
         self.gate.set()
 
-    async def load(self, name: str, path: Path | None, model: Model) -> None:
+    async def load(self, name: str, path: Path | None, model: Model, draft: DraftSource | None) -> None:
         self.loads.append(name)
+        self.drafts[name] = draft
         await self.gate.wait()
         self.statuses[name] = ModelStatus(name=name, state="ready", info=INFO)
 
@@ -250,3 +253,29 @@ def test_names_and_aliases() -> None:
         assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
 
     play(act, make(fast={"sources": ["file:/x"], "aliases": ["gpt"]}))
+
+
+def test_a_draft_is_there_before_the_model_that_it_writes_for_is_loaded() -> None:
+    async def act(catalog: Catalog, engine: Engine, files: Files) -> None:
+        files.go("fast", "smart")
+        await until(lambda: "lazy" in files.asked)
+        await catalog.ready("fast")
+        assert engine.drafts == {"fast": None}
+        files.go("lazy")
+        await catalog.ready("smart")
+        assert engine.drafts["smart"] == DraftSource("lazy", Path("lazy"), catalog.model("lazy"))
+        assert catalog.status("lazy").state == "idle"  # for itself nobody has asked
+
+    lazy = {"sources": ["file:/x"], "preload": False, "aliases": ["small"]}
+    play(act, make(smart={"sources": ["file:/x"], "draft": {"model": "small"}}, lazy=lazy))
+
+
+def test_a_draft_that_cannot_be_had_fails_the_model_that_needs_it() -> None:
+    async def act(catalog: Catalog, engine: Engine, files: Files) -> None:
+        files.errors["lazy"] = DownloadError("lazy: no such file")
+        files.go("fast", "smart", "lazy")
+        with pytest.raises(ApiError, match="lazy: no such file"):
+            await catalog.ready("smart")
+        assert "smart" not in engine.loads
+
+    play(act, make(smart={"sources": ["file:/x"], "draft": {"model": "lazy"}}))

@@ -54,7 +54,7 @@ class Engine:
     def status(self, model: str) -> ModelStatus:
         return ModelStatus(name=model, state="ready", info=INFO)
 
-    async def load(self, name: str, path: object, model: object) -> None:
+    async def load(self, name: str, path: object, model: object, draft: object) -> None:
         pass
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Chunk]:

@@ -34,7 +34,9 @@ _LISTENING = re.compile(r"Listening on (http\S+)")
 @contextmanager
 def serving(config: Config, names: list[str], key: str | None) -> Iterator[Endpoint]:
     """A server on a free port for these models of `config`, in a process of its own. Raises BenchError."""
-    models = {name: config.models[name].model_copy(update={"preload": True}) for name in names}
+    drafts = [draft for name in names if (draft := config.draft_of(name))]
+    models = {draft: config.models[draft].model_copy(update={"preload": False}) for draft in drafts}
+    models |= {name: config.models[name].model_copy(update={"preload": True}) for name in names}
     cut = config.model_copy(update={"models": models})
     with tempfile.TemporaryDirectory(prefix="twospeed-bench-") as folder:
         file = Path(folder) / "models.yaml"

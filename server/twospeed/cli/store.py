@@ -32,6 +32,8 @@ def pull(names: NamesArgument = None, path: ConfigOption = None) -> None:
     """Fetch models, by default those that are loaded at start; a broken-off pull is resumed."""
     config, store = _open(path)
     chosen = _choose(config, names, lambda model: model.preload)
+    drafts = [draft for name, _ in chosen if (draft := config.draft_of(name))]
+    chosen = _choose(config, [*(name for name, _ in chosen), *drafts], _every) if drafts else chosen
     # A file that is wanted both as it is and requantised is then fetched once.
     chosen.sort(key=lambda item: item[1].quantize is not None)
     _each(chosen, store.ensure)

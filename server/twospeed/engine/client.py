@@ -9,11 +9,13 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 from ..config import Model
 from ..errors import ApiError
 from ..types import Chunk, GenerateRequest, ModelStatus, ServiceTier, Share, StepStats
 from . import messages
+from .interface import DraftSource
 from .supervisor import Supervisor
 
 _log = logging.getLogger("twospeed.engine")
@@ -43,9 +45,14 @@ class EngineClient:
         """Start the child process."""
         await self._supervisor.start()
 
-    async def load(self, name: str, path: Path | None, model: Model) -> None:
-        """Load a model and wait until it serves. Raises ApiError `model_failed`, `engine_failed`."""
-        load = messages.Load(name, str(path) if path else None, model.model_dump(mode="json"))
+    async def load(self, name: str, path: Path | None, model: Model, draft: DraftSource | None = None) -> None:
+        """Load a model and its draft, and wait until it serves. Raises ApiError `model_failed`, `engine_failed`."""
+        load = messages.Load(
+            name,
+            str(path) if path else None,
+            _json(model),
+            draft and messages.DraftFile(draft.name, str(draft.path) if draft.path else None, _json(draft.model)),
+        )
         self._models[name] = load
         self._status[name] = ModelStatus(name=name, state="loading")
         self._loads[name] = asyncio.get_running_loop().create_future()
@@ -148,3 +155,7 @@ class EngineClient:
         for queue in self._requests.values():
             queue.put_nowait(error)
         self._requests.clear()
+
+
+def _json(model: Model) -> dict[str, Any]:
+    return model.model_dump(mode="json")

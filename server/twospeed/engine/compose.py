@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ..types import ServiceTier, Speculation
-from .lanes import RANK, Lanes, Load, Part, Sequence
+from .lanes import RANK, Lanes, Load, Part, Sequence, Wanting
 from .speculate import LONGEST
 
 SHORTEST_CHUNK = 8
@@ -81,6 +81,27 @@ def compose(lanes: Lanes, lead: Lead) -> list[Part]:
     else:
         parts = _drafted(lanes, lead, fitting, parts, min(draft_ms, limit) if ahead else draft_ms)
     return _filled(lanes, lead, parts)
+
+
+def wanting(lanes: Lanes, lead: Lead) -> list[Wanting]:
+    """For whom a draft model may be of use in the next step, the eager ones first."""
+    rank = RANK[lead.tier]
+    if any(s.rank == rank and not s.decoding for s in lanes.running):
+        rank -= 1  # beside a prompt its tier has no drafts
+    decoding = [s for s in lanes.running if s.decoding and s.rank <= rank]
+    limit = _limit(lanes, lead, decoding)
+    if lead.urgent_ms is not None:
+        limit = min(limit, lead.urgent_ms)
+    elif lead.alone and lanes.limits.max_step_ms is None:
+        limit = lanes.limits.max_prefill_step_ms
+    parts = _drafted(lanes, lead, decoding, [], limit)
+    eager = [p for p in parts if _policy(p.sequence, lead) == "eager"]
+    groups = []
+    for policy, base in (("eager", eager), ("auto", parts)):
+        found = [p.sequence for p in base if not p.draft and _policy(p.sequence, lead) == policy and p.sequence.drafter]
+        if found:
+            groups.append(Wanting(found, base, limit, _WORTH[policy]))
+    return groups
 
 
 def load_of(parts: list[Part]) -> Load:

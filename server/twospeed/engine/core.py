@@ -5,6 +5,7 @@ Owns the runners. Used by one thread; knows nothing of sockets, processes or tem
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections import Counter
@@ -22,11 +23,10 @@ from ..types import (
     ServiceTier,
     Share,
     StepStats,
-    TierStep,
-    Timings,
-    Usage,
 )
 from .cost import Curves, StepCost
+from .draft_model import Draft, DraftModel
+from .figures import step_stats, timings, usage
 from .kv import Copy, Forget, KvCache, Op, Restore, Save, Trim
 from .lanes import Limits, Sequence, Step
 from .memo import TokenMemo
@@ -36,6 +36,8 @@ from .runner.base import Logits, Runner, RunnerError
 from .sampling import Sampler
 from .scheduler import Scheduler
 from .text import TextStream
+
+_log = logging.getLogger("twospeed.engine")
 
 
 @dataclass(eq=False, slots=True)
@@ -65,6 +67,7 @@ class _Written:
 class _Loaded:
     runner: Runner
     memo: TokenMemo
+    draft: DraftModel | None
 
 
 class Core:
@@ -78,11 +81,21 @@ class Core:
         self._by_sequence: dict[int, _Live] = {}
         self._saved: dict[int, bytes] = {}  # states of preempted sequences
 
-    def add_model(self, name: str, runner: Runner, memo: TokenMemo, curves: Curves, limits: Limits) -> None:
-        info = runner.info
-        kv = KvCache(info.kv_tokens, max_seqs(limits.slots), partial_prefix=info.partial_prefix)
-        self._scheduler.add_model(name, StepCost(curves), kv, limits)
-        self._models[name] = _Loaded(runner, memo)
+    def add_model(
+        self,
+        name: str,
+        runner: Runner,
+        memo: TokenMemo,
+        curves: Curves,
+        limits: Limits,
+        *,
+        draft: Draft | None = None,
+    ) -> None:
+        info, seqs = runner.info, max_seqs(limits.slots)
+        kv = KvCache(info.kv_tokens, seqs, partial_prefix=info.partial_prefix)
+        self._scheduler.add_model(name, StepCost(curves), kv, limits, draft and draft.lane(seqs))
+        writer = draft and DraftModel(draft.runner, runner.vocab.size, self._clock)
+        self._models[name] = _Loaded(runner, memo, writer)
 
     def submit(self, prepared: Prepared) -> None:
         """Queue a request's sequences; siblings wait for the first one's prefill and share it."""
@@ -135,6 +148,8 @@ class Core:
             step = self._scheduler.plan(start)
         if step is None:
             return None
+        if step.asks:
+            return self._draft(step, start)
         runner = self._models[step.model].runner
         self._do(runner, step.ops)
         written = self._write(step, runner.run(step.rows))
@@ -143,6 +158,20 @@ class Core:
         self._scheduler.commit(step, ms, now, [w.tokens for w in written])
         outs = [self._out(w, now) for w in written]
         return self._stats(step, ms, written), outs
+
+    def _draft(self, step: Step, start: float) -> tuple[StepStats, list[Out]]:
+        """Run a step of a draft model. One that fails is done without: nobody's text depends on it."""
+        loaded, done = self._models[step.model], None
+        assert loaded.draft is not None
+        try:
+            done = loaded.draft.run(step.ops, step.asks)
+        except RunnerError as error:
+            _log.warning("%s goes on without its draft model, which failed: %s", step.model, error)
+            loaded.draft.close()
+            loaded.draft = None
+        ms = (self._clock() - start) * 1000
+        self._scheduler.drafted(step, ms, done)
+        return self._stats(step, ms, []), []
 
     def _do(self, runner: Runner, ops: list[Op]) -> None:
         for op in ops:
@@ -167,6 +196,8 @@ class Core:
     def close(self) -> None:
         for loaded in self._models.values():
             loaded.runner.close()
+            if loaded.draft is not None:
+                loaded.draft.close()
 
     def _write(self, step: Step, logits: Logits) -> list[_Written]:
         """The tokens that come of the step's sampled parts. A drafted token stays as long as it is what is sampled
@@ -217,8 +248,8 @@ class Core:
             text=text,
             tokens=len(w.tokens),
             finish_reason=w.finish,
-            usage=_usage(sequence),
-            timings=_timings(sequence, now),
+            usage=usage(sequence),
+            timings=timings(sequence, now),
         )
         self._finish(live, ended=w.ended)
         return Out(request.id, chunk)
@@ -242,54 +273,12 @@ class Core:
         del self._by_sequence[id(live.sequence)]
 
     def _stats(self, step: Step, ms: float, written: list[_Written]) -> StepStats:
-        lanes = self._scheduler.models[step.model]
-        tokens, running = Counter[ServiceTier](), Counter(s.tier for s in lanes.running)
+        tokens = Counter[ServiceTier]()
         for w in written:
             tokens[w.live.sequence.tier] += len(w.tokens)
-        return StepStats(
-            model=step.model,
-            ms=ms,
-            predicted_ms=step.predicted_ms,
-            decode_rows=step.decode_rows,
-            prefill_rows=len(step.rows) - step.decode_rows - step.draft_rows,
-            draft_rows=step.draft_rows,
-            running=len(lanes.running),
-            waiting=sum(len(lane) for lane in lanes.waiting.values()),
-            kv_used=lanes.kv.used,
-            kv_total=lanes.kv.capacity,
-            tiers=[
-                TierStep(tier, ms * step.charged.get(tier, 0.0), tokens[tier], running[tier], len(lanes.waiting[tier]))
-                for tier in TIERS
-                if tier in step.charged or running[tier] or lanes.waiting[tier]
-            ],
-        )
+        return step_stats(self._scheduler.models[step.model], step, ms, tokens)
 
 
 def max_seqs(slots: int) -> int:
     """Sequence ids of a model with `slots` for each service tier. What is not in use stays as prefixes."""
     return min(256, len(TIERS) * slots + 16)
-
-
-def _usage(sequence: Sequence) -> Usage:
-    return Usage(
-        prompt_tokens=sequence.prompt_length,
-        completion_tokens=sequence.generated,
-        cached_tokens=sequence.cached,
-        accepted_prediction=sequence.predicted_accepted,
-        rejected_prediction=sequence.predicted - sequence.predicted_accepted,
-    )
-
-
-def _timings(sequence: Sequence, now: float) -> Timings:
-    assert sequence.started is not None
-    assert sequence.first_token is not None
-    return Timings(
-        queue_ms=(sequence.started - sequence.arrived) * 1000,
-        cache_n=sequence.cached,
-        prompt_n=sequence.prompt_length - sequence.cached,
-        prompt_ms=(sequence.first_token - sequence.started) * 1000,
-        predicted_n=sequence.generated,
-        predicted_ms=(now - sequence.first_token) * 1000,
-        draft_n=sequence.drafted,
-        draft_n_accepted=sequence.accepted,
-    )

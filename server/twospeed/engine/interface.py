@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from typing import Protocol
+from pathlib import Path
+from typing import NamedTuple, Protocol
 
+from ..config import Model
 from ..types import Chunk, GenerateRequest, ModelStatus, ServiceTier, Share, StepStats
+
+
+class DraftSource(NamedTuple):
+    """The model that writes ahead for another, and its file. `path=None`: it needs none."""
+
+    name: str
+    path: Path | None
+    model: Model
 
 
 class Engine(Protocol):

@@ -21,11 +21,21 @@ RANK: dict[ServiceTier, int] = {tier: rank for rank, tier in enumerate(TIERS)}
 
 
 @dataclass(eq=False, slots=True)
+class Follow:
+    """How far a draft model's cache follows a sequence: `computed` of its tokens and then `guessed` are there, as
+    `kv`."""
+
+    kv: int
+    computed: int
+    guessed: list[int] = field(default_factory=list)
+
+
+@dataclass(eq=False, slots=True)
 class Sequence:
     """One completion in the making. `tokens`: prompt, then output; the first `computed` of them are in the
     KV cache as `kv`, or in RAM as `spilled`. `leader`: its sibling that prefills the prompt for both.
     `speculation=None`: as its tier has it. `drafter`: from the first token on, where the model's cache can take back
-    what was wrong."""
+    what was wrong. `asked`: how many tokens it had when a draft model was last set to work for it."""
 
     id: str
     model: str
@@ -37,6 +47,8 @@ class Sequence:
     speculation: Speculation | None = None
     prediction: list[int] = field(default_factory=list)
     drafter: Drafter | None = None
+    follow: Follow | None = None
+    asked: int = 0
     arrived: float = 0.0
     prompt_length: int = field(init=False)
     kv: int | None = None
@@ -104,9 +116,38 @@ class Load(NamedTuple):
         return Load(self.rows + other.rows, self.outputs + other.outputs, self.context + other.context)
 
 
+class Wanting(NamedTuple):
+    """Sequences without a draft worth its rows, and what one would be weighed against: the parts `base`; the most that
+    it and the step may take; how much faster it must make them."""
+
+    sequences: list[Sequence]
+    base: list[Part]
+    limit: float
+    worth: float
+
+
+class Ask(NamedTuple):
+    """For a draft model: take in `tokens` of `sequence` from position `start` of `kv` on, then write on, `guesses`
+    tokens."""
+
+    sequence: Sequence
+    kv: int
+    start: int
+    tokens: list[int]
+    guesses: int
+
+
+class Drafted(NamedTuple):
+    """What a draft model wrote for each ask, and the calls of its runner with their milliseconds."""
+
+    guesses: list[list[int]]
+    steps: list[tuple[Load, float]]
+
+
 class Step(NamedTuple):
     """One call of one model's runner, after its `ops`, led by `tier`. `charged`: each tier's part of its time; they
-    add up to 1. Without rows it is a step of `ops` alone, for `restored`, and may fail."""
+    add up to 1. Without rows it is a step of `ops` alone, for `restored`, and may fail; or one of the model's draft
+    model, for `asks`, with that one's `ops`."""
 
     model: str
     tier: ServiceTier
@@ -120,6 +161,7 @@ class Step(NamedTuple):
     charged: dict[ServiceTier, float]
     weights: dict[ServiceTier, float]
     restored: Sequence | None = None
+    asks: tuple[Ask, ...] = ()
 
 
 class Limits(NamedTuple):
@@ -133,6 +175,15 @@ class Limits(NamedTuple):
     spill_tokens: int = 0
 
 
+class DraftLane(NamedTuple):
+    """A model's draft model: what its steps cost, its own cache, tokens of a draft and rows of a step at most."""
+
+    cost: StepCost
+    kv: KvCache
+    most: int
+    max_rows: int
+
+
 @dataclass(eq=False, slots=True)
 class Lanes:
     """One model's sequences: a lane of waiting ones for each service tier, and those that run."""
@@ -141,6 +192,7 @@ class Lanes:
     cost: StepCost
     kv: KvCache
     limits: Limits
+    draft: DraftLane | None = None
     waiting: dict[ServiceTier, deque[Sequence]] = field(default_factory=lambda: {tier: deque() for tier in TIERS})
     running: list[Sequence] = field(default_factory=list)
     prefilled_last: bool = False

@@ -12,12 +12,22 @@ import msgspec
 from ..types import Chunk, GenerateRequest, ModelInfo, ServiceTier, Share, StepStats
 
 
-class Load(msgspec.Struct, frozen=True, tag=True):
-    """Load `model`, a config.Model as JSON-like data, under `name`. `path=None`: it needs no file."""
+class DraftFile(msgspec.Struct, frozen=True):
+    """The draft model `name`, a config.Model too; `path` as below."""
 
     name: str
     path: str | None
     model: dict[str, Any]
+
+
+class Load(msgspec.Struct, frozen=True, tag=True):
+    """Load `model`, a config.Model as JSON-like data, under `name`. `path=None`: it needs no file. `draft`:
+    what writes ahead for it."""
+
+    name: str
+    path: str | None
+    model: dict[str, Any]
+    draft: DraftFile | None = None
 
 
 class Generate(msgspec.Struct, frozen=True, tag=True):

@@ -16,9 +16,10 @@ from collections.abc import Sequence as Seq
 from ..types import TIERS, ServiceTier, Share
 from .compose import Due, Lead, charges, compose, load_of
 from .cost import StepCost
+from .drafting import leave, plan_draft, took, wrote
 from .fair import FairQueue, tier_weights
 from .kv import Forget, KvCache
-from .lanes import Lanes, Limits, Load, Part, Sequence, Step
+from .lanes import Drafted, DraftLane, Lanes, Limits, Load, Part, Sequence, Step
 from .runner.base import Row
 from .speculate import Drafter
 
@@ -39,8 +40,8 @@ class Scheduler:
         self._steps = 0
         self._spills = 0
 
-    def add_model(self, model: str, cost: StepCost, kv: KvCache, limits: Limits) -> None:
-        self.models[model] = Lanes(model, cost, kv, limits)
+    def add_model(self, name: str, cost: StepCost, kv: KvCache, limits: Limits, draft: DraftLane | None = None) -> None:
+        self.models[name] = Lanes(name, cost, kv, limits, draft)
 
     def share(self, shares: Mapping[ServiceTier, Share]) -> None:
         """How tiers share the device from the next plan on."""
@@ -55,6 +56,7 @@ class Scheduler:
         it as `spilled` is not needed any more."""
         lanes = self.models[sequence.model]
         sequence.done = True
+        leave(lanes, sequence, keep=keep)
         if sequence.kv is not None:
             lanes.kv.stop(sequence.kv, keep=keep)
             sequence.kv = None
@@ -84,16 +86,15 @@ class Scheduler:
         weights = tier_weights([tier for tier in TIERS if tier in ready], self._shares)
         tier = self._tiers.next(weights)
         lanes = self.models[self._within[tier].next(dict.fromkeys(ready[tier], 1.0))]
-        parts = self._with_room(lanes, compose(lanes, self._lead(lanes, tier, weights)))
-        return self._build(lanes, tier, parts, weights)
+        lead = self._lead(lanes, tier, weights)
+        drafting = plan_draft(lanes, lead, weights)
+        return drafting or self._build(lanes, tier, self._with_room(lanes, compose(lanes, lead)), weights)
 
     def commit(self, step: Step, ms: float, now: float, written: Seq[Seq[int]]) -> None:
         """`step` took `ms`; `written` are the tokens that came of its sampled parts, in their order: of one with a
         draft, what of it was right and the token after that."""
         lanes = self.models[step.model]
-        for tier, fraction in step.charged.items():
-            self._tiers.charge(tier, ms * fraction, step.weights[tier])
-            self._within[tier].charge(step.model, ms * fraction, 1.0)
+        self._charge(step, ms)
         own = [part for part in step.parts if part.sequence.tier == step.tier]
         lanes.prefilled_last = any(not p.sequence.decoding for p in own) and not any(p.sequence.decoding for p in own)
         lanes.cost.observe(*step.load, ms)
@@ -103,6 +104,16 @@ class Scheduler:
                 self._wrote(lanes, part, next(tokens), now)
             else:
                 part.sequence.computed += part.rows
+
+    def drafted(self, step: Step, ms: float, done: Drafted | None) -> None:
+        """`step`, one of the draft model, took `ms`. None: it failed, and is not asked again."""
+        self._charge(step, ms)
+        took(self.models[step.model], step, done)
+
+    def _charge(self, step: Step, ms: float) -> None:
+        for tier, fraction in step.charged.items():
+            self._tiers.charge(tier, ms * fraction, step.weights[tier])
+            self._within[tier].charge(step.model, ms * fraction, 1.0)
 
     def restore_failed(self, sequence: Sequence) -> None:
         """What was saved of `sequence` could not be put back: it is prefilled again."""
@@ -122,6 +133,7 @@ class Scheduler:
             if lanes.kv.partial:
                 s.drafter = Drafter(s.tokens, s.prediction)
         s.tokens.extend(tokens)
+        wrote(lanes, s, tokens)
         if s.drafter is not None:
             s.drafter.advance(tokens, offered)
         s.drafted += offered
@@ -225,6 +237,7 @@ class Scheduler:
         room; without, it is prefilled again later."""
         assert sequence.kv is not None
         lanes.running.remove(sequence)
+        leave(lanes, sequence, keep=True)
         if lanes.kv.is_saveable(sequence.kv) and lanes.spilled_tokens + sequence.computed <= lanes.limits.spill_tokens:
             self._spills += 1
             sequence.spilled = self._spills

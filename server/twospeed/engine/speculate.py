@@ -17,7 +17,9 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-Source = Literal["prediction", "lookup"]
+from .guess import Guess
+
+Source = Literal["prediction", "lookup", "model"]
 
 LONGEST = 63
 """Drafted tokens in a step, at most: the row they are checked from makes it 64."""
@@ -57,12 +59,17 @@ class Drafter:
     def __init__(self, tokens: Sequence[int], prediction: Sequence[int] = ()) -> None:
         self._lookup = _Copy("lookup", tokens)
         self._prediction = _Copy("prediction", prediction) if prediction else None
+        self.guess = Guess()
+        """Of a draft model, where there is one: asked only when there is nothing good to copy, so it goes first."""
         self._tail = list(tokens[-_COMPARED:])
         if self._prediction is not None:
             self._prediction.begin()
 
     def propose(self, most: int) -> Draft:
         """A draft of up to `most` tokens, perhaps none."""
+        if self.guess.tokens:
+            tokens = self.guess.tokens[: min(most, LONGEST)]
+            return Draft(tokens, [self.guess.odds] * len(tokens), "model")
         best = self._best()
         return best.propose(min(most, LONGEST)) if best is not None else _NO_DRAFT
 
@@ -70,7 +77,8 @@ class Drafter:
         """The sequence wrote `tokens`, after a draft of which `offered` were checked."""
         best = self._best()
         if best is not None:
-            best.learn(tokens, offered)
+            best.learn(tokens, 0 if self.guess.tokens else offered)
+        self.guess.learn(tokens, offered)
         for token in tokens:
             self._tail.append(token)
             if len(self._tail) > 2 * _COMPARED:

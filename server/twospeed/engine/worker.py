@@ -16,7 +16,7 @@ import queue
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from traceback import format_tb
 from typing import NamedTuple
@@ -29,10 +29,11 @@ from ..types import GenerateRequest, ModelInfo
 from . import calibrate, messages
 from .core import Core, max_seqs
 from .cost import Curves, StepCost
+from .draft_model import Draft, load_draft
 from .lanes import Limits
 from .memo import TokenMemo
 from .prepare import Prepared, Preparer, RejectedError
-from .runner.base import Loader, Runner
+from .runner.base import Loader, Runner, RunnerError
 from .template import ChatTemplate, TemplateError
 
 _log = logging.getLogger("twospeed.engine")
@@ -53,7 +54,8 @@ class _Model(NamedTuple):
     memo: TokenMemo
     limits: Limits
     info: ModelInfo
-    costs_file: Path
+    costs_folder: Path
+    draft: Draft | None
     settled: threading.Event
 
 
@@ -144,7 +146,11 @@ def _load(job: messages.Load, settings: Settings, settled: threading.Event) -> t
         template = source and ChatTemplate(
             source, bos_text=vocab.bos_text, eos_text=vocab.eos_text, timeout_s=settings.template_timeout_s
         )
-    except TemplateError:
+        draft, seqs = None, max_seqs(model.slots)
+        if job.draft is not None and model.draft is not None:
+            tokens = model.draft.tokens
+            draft = load_draft(job.name, runner, job.draft, loader, max_seqs=seqs, tokens=tokens)
+    except (TemplateError, RunnerError):
         runner.close()
         raise
     memo = TokenMemo()
@@ -167,8 +173,7 @@ def _load(job: messages.Load, settings: Settings, settled: threading.Event) -> t
         max_prefill_step_ms=model.max_prefill_step_ms,
         spill_tokens=model.spill_mb * 2**20 // facts.token_bytes if facts.token_bytes else 0,
     )
-    costs = calibrate.cache_file(settings.costs_folder, runner)
-    loaded = _Model(job.name, runner, memo, limits, info, costs, settled)
+    loaded = _Model(job.name, runner, memo, limits, info, settings.costs_folder, draft, settled)
     return loaded, Preparer(vocab, facts.context, template or None, memo)
 
 
@@ -225,16 +230,31 @@ class _Compute:
                     return False
 
     def _take_in(self, model: _Model) -> Iterator[None]:
-        curves = calibrate.load(model.costs_file)
-        if curves is None:
-            curves = Curves({}, {})
-            yield from calibrate.measure(model.runner, curves)
-            calibrate.keep(model.costs_file, curves)
-        self._core.add_model(model.name, model.runner, model.memo, curves, model.limits)
+        curves = yield from _measured(model.runner, model.costs_folder)
+        draft = model.draft
+        if draft is not None:
+            try:
+                draft = draft._replace(curves=(yield from _measured(draft.runner, model.costs_folder)))
+            except RunnerError as error:
+                _log.warning("%s goes without its draft model, which failed: %s", model.name, error)
+                draft.runner.close()
+                draft = None
+        self._core.add_model(model.name, model.runner, model.memo, curves, model.limits, draft=draft)
         model.settled.set()
         cost = StepCost(curves)
         stream_ms = [round(cost.ms(n, n), 3) for n in range(1, model.limits.slots + 1)]
         self._send(messages.Loaded(model.name, msgspec.structs.replace(model.info, stream_ms=stream_ms)))
+
+
+def _measured(runner: Runner, folder: Path) -> Generator[None, None, Curves]:
+    """What the steps of `runner` cost, as it was kept or measured now."""
+    file = calibrate.cache_file(folder, runner)
+    curves = calibrate.load(file)
+    if curves is None:
+        curves = Curves({}, {})
+        yield from calibrate.measure(runner, curves)
+        calibrate.keep(file, curves)
+    return curves
 
 
 def _end_with_parent() -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ..config import Config, Model
-from ..engine.interface import Engine
+from ..engine.interface import DraftSource, Engine
 from ..errors import ApiError
 from ..observe.logs import describe
 from ..types import ModelInfo, ModelState, ModelStatus
@@ -61,8 +61,8 @@ class Files(Protocol):
 class LoadingEngine(Engine, Protocol):
     """An engine that models are loaded into."""
 
-    async def load(self, name: str, path: Path | None, model: Model) -> None:
-        """Load `model`; raises ApiError `model_failed`."""
+    async def load(self, name: str, path: Path | None, model: Model, draft: DraftSource | None = None) -> None:
+        """Load `model`, with what drafts for it; raises ApiError `model_failed`."""
         ...
 
 
@@ -216,23 +216,29 @@ class Catalog:
 
     async def _fetch_and_load(self, name: str, entry: _Entry, turn: asyncio.Lock | None) -> None:
         try:
-            path = None
-            if entry.model.backend != "fake":
-                if turn is None:
-                    path = await self._fetch(name, entry)
-                else:
-                    self._set(name, entry, "downloading", "waits for its turn to download")
-                    async with turn:
-                        path = await self._fetch(name, entry)
+            path = await self._in_turn(name, entry, name, turn)
+            draft, found = None, self._config.draft_of(name)
+            if found is not None:
+                draft = DraftSource(found, await self._in_turn(name, entry, found, turn), self._entries[found].model)
             self._set(name, entry, "loading")
-            await self._engine.load(name, path, entry.model)
+            await self._engine.load(name, path, entry.model, draft)
         except Exception as exc:  # whatever it is, it must end up in the model's status, where it can be seen
             self._fail(name, entry, exc)
         else:
             entry.failures = 0
             self._set(name, entry, "ready")
 
-    async def _fetch(self, name: str, entry: _Entry) -> Path:
+    async def _in_turn(self, name: str, entry: _Entry, wanted: str, turn: asyncio.Lock | None) -> Path | None:
+        """The file of model `wanted`, which `name` needs; None: there is none to have."""
+        if self._entries[wanted].model.backend == "fake":
+            return None
+        if turn is None:
+            return await self._fetch(name, entry, wanted)
+        self._set(name, entry, "downloading", "waits for its turn to download")
+        async with turn:
+            return await self._fetch(name, entry, wanted)
+
+    async def _fetch(self, name: str, entry: _Entry, wanted: str) -> Path:
         def note(progress: Progress) -> None:  # runs in the store's thread: plain assignments only
             total = progress.total or 0
             entry.progress = min(progress.done / total, 1.0) if total else None
@@ -242,7 +248,8 @@ class Catalog:
                 self._on_progress(progress)
 
         self._set(name, entry, "downloading")
-        return await asyncio.to_thread(self._files.ensure, name, entry.model, note, cancelled=self._cancelled)
+        model = self._entries[wanted].model
+        return await asyncio.to_thread(self._files.ensure, wanted, model, note, cancelled=self._cancelled)
 
     def _fail(self, name: str, entry: _Entry, exc: Exception) -> None:
         pause = min(RETRY_FIRST_S * 2**entry.failures, RETRY_MAX_S)
