@@ -62,6 +62,10 @@ class Scheduler:
         elif sequence in lanes.waiting[sequence.tier]:
             lanes.waiting[sequence.tier].remove(sequence)
 
+    def cancel(self, sequence: Sequence, *, keep: bool = True) -> None:
+        """`release`, of one that may have had more to write; a trace tells them apart."""
+        self.release(sequence, keep=keep)
+
     @property
     def idle(self) -> bool:
         return not any(lanes.busy for lanes in self.models.values())
