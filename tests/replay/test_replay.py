@@ -255,3 +255,13 @@ def test_the_table_has_both_in_each_cell() -> None:
     assert "ultrafast fast" in alone
     assert ">" not in alone
     assert next(row for row in both.splitlines() if row.startswith("tokens")).split()[1:4] == ["100", ">", "100"]
+
+
+def test_what_no_engine_can_have_recorded_is_an_error_of_one_line_in_a_simulation_too() -> None:
+    lines = list(loaded().lines)
+    at = next(i for i, each in enumerate(lines) if b'"add"' in each)
+    lines[at] = json.dumps(json.loads(lines[at]) | {"prompt": list(range(5000))}).encode() + b"\n"  # the cache has 4096
+    outcome = read_lines(lines)
+    assert outcome.difference is not None
+    with pytest.raises(TraceError, match="cannot be simulated"):
+        what_if(outcome.lives, Policy(speculation="off"))

@@ -60,11 +60,11 @@ def replay(
     policy = msgspec.structs.replace(_policy(config), every=every, speculation=speculation)
     try:
         outcome = read(file)
+        other = what_if(outcome.lives, policy) if policy != Policy() else None
     except OSError as exc:
         _stop(f"{file}: can't be read: {exc.strerror or exc}")
     except TraceError as exc:
         _stop(f"{file}: {exc}")
-    other = what_if(outcome.lives, policy) if policy != Policy() else None
     if as_json:
         shown: dict[str, object] = {"same_plans": outcome.difference is None, "difference": outcome.difference}
         shown |= {"recorded": outcome.recorded, "what_if": other}

@@ -48,18 +48,24 @@ class Pseudonyms:
     """
 
     def __init__(self) -> None:
-        key = secrets.token_bytes(32)
+        self._key = secrets.token_bytes(32)
+        self._place = lru_cache(64)(self._secret)
+        self._number = lru_cache(_REMEMBERED)(_number)
 
-        def number(*what: str | int) -> int:
-            data = "\0".join(map(str, what)).encode("utf-8", "surrogatepass")
-            return int.from_bytes(blake2b(data, digest_size=_BYTES, key=key).digest(), "big")
-
-        self.namespace: Callable[[str], int] = number
-        self._token = lru_cache(_REMEMBERED)(number)
+    def namespace(self, namespace: str) -> int:
+        return _number(self._secret("", namespace), 0)
 
     def tokens(self, model: str, namespace: str, tokens: Seq[int]) -> list[int]:
-        place, token = self.namespace(namespace), self._token
-        return [token(model, place, t) for t in tokens]
+        place, number = self._place(model, namespace), self._number
+        return [number(place, token) for token in tokens]
+
+    def _secret(self, model: str, namespace: str) -> bytes:
+        """A key for each namespace of each model."""
+        return blake2b(f"{model}\0{namespace}".encode(), key=self._key, digest_size=32).digest()
+
+
+def _number(place: bytes, token: int) -> int:
+    return int.from_bytes(blake2b(place + token.to_bytes(8), digest_size=_BYTES).digest())
 
 
 @contextmanager

@@ -48,9 +48,12 @@ def read_lines(lines: Iterable[bytes]) -> Outcome:
 
 
 def what_if(lives: Iterable[Life], policy: Policy) -> Report:
-    """What the same requests would have got under `policy`."""
+    """What the same requests would have got under `policy`. Raises TraceError for what no engine can have recorded."""
     collector = Collector()
-    for life in lives:
-        collector.feed(trace.Header(trace.FORMAT, ""))
-        simulate(life, policy, collector.feed)
+    try:
+        for life in lives:
+            collector.feed(trace.Header(trace.FORMAT, ""))
+            simulate(life, policy, collector.feed)
+    except _NONSENSE as error:
+        raise TraceError(f"it cannot be simulated ({type(error).__name__}: {error})") from error
     return collector.report()
