@@ -27,6 +27,7 @@ class _Runner(FakeRunner):
 
     def __init__(self, engine: Traced, model: Model, seqs: int) -> None:
         super().__init__(None, model, max_seqs=seqs)
+        self._step_s = self._row_s = 0.0  # whatever servers of other tests were told
         self._engine = engine
 
     def run(self, rows: Sequence[Row]) -> Logits:
