@@ -97,8 +97,9 @@ def environment(home: Any) -> dict[str, str]:
 def serve(tmp_path: Path, environment: dict[str, str]) -> Iterator[Any]:
     with ExitStack() as stack:
 
-        def start(**server: Any) -> Served:
-            process = subprocess.Popen(command(tmp_path, server), env=environment, stderr=subprocess.PIPE, text=True)
+        def start(*arguments: str, **server: Any) -> Served:
+            whole = command(tmp_path, server, *arguments)
+            process = subprocess.Popen(whole, env=environment, stderr=subprocess.PIPE, text=True)
             try:
                 served = Served(process)
             except BaseException:
@@ -344,3 +345,45 @@ def test_what_keeps_it_from_starting_is_one_line(
     assert says.format(port=port) in done.stderr
     assert done.stderr.count("\n") == 1
     assert done.stdout == ""
+
+
+def test_a_trace_goes_on_after_a_crash_and_can_be_replayed(
+    serve: Any, tmp_path: Path, environment: dict[str, str]
+) -> None:
+    trace = tmp_path / "trace.jsonl"
+    served = serve("--trace", str(trace))
+    body = {"model": "fast", "prompt": "the secret word is xylophone", "max_tokens": 20, "service_tier": "priority"}
+    assert served.http.post("/v1/completions", json=body).status_code == 200
+    deadline = time.monotonic() + WAIT_S
+    while b'"event":"release"' not in trace.read_bytes():  # it is written once a second
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    served.engine().kill()
+    served.wait_line("restarting")
+    served.wait_line("fast: ready")
+    while served.http.post("/v1/completions", json=body).status_code != 200:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert served.end(signal.SIGTERM) == 0
+    assert trace.read_bytes().count(b'"event":"header"') == 2
+    assert b"xylophone" not in trace.read_bytes()
+    replay = [sys.executable, "-m", "twospeed", "replay", str(trace), "--slots", "1"]
+    done = subprocess.run(replay, check=False, env=environment, capture_output=True, text=True, timeout=WAIT_S)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("same plans\n")
+    assert "in 2 engine processes" in done.stdout
+    assert "priority fast" in done.stdout
+
+
+@pytest.mark.parametrize("what", ["no folder", "another file"])
+def test_a_trace_that_cannot_be_written_is_told_at_the_start(
+    tmp_path: Path, environment: dict[str, str], what: str
+) -> None:
+    trace = tmp_path / "models.yaml" if what == "another file" else tmp_path / "no" / "trace.jsonl"
+    started = command(tmp_path, {}, "--trace", str(trace))
+    before = (tmp_path / "models.yaml").read_bytes()
+    done = subprocess.run(started, check=False, env=environment, capture_output=True, text=True, timeout=WAIT_S)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert str(trace) in done.stderr
+    assert (tmp_path / "models.yaml").read_bytes() == before

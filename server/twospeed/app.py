@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Protocol
 
 from fastapi import FastAPI
@@ -44,19 +45,20 @@ def create_app(
     files: Files | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     on_state: Callable[[ModelStatus], None] | None = None,
+    trace: Path | None = None,
 ) -> FastAPI:
     """The server for `config`; its Gateway is `app.state.gateway`.
 
     Call it in any thread; the app belongs to the event loop that runs its lifespan. `engine` and `files` stand in
-    for the embedded engine and the store in tests. `on_progress` and `on_state` are the Catalog's. Raises
-    StartRefusedError for a configuration that would open the server to anybody.
+    for the embedded engine and the store in tests. `on_progress` and `on_state` are the Catalog's; `trace` is the
+    embedded engine's. Raises StartRefusedError for a configuration that would open the server to anybody.
     """
     check_exposure(config.server)
     window = Window()
     metrics = Metrics(window.ttft)
     store = Store()
     engine = engine or EngineClient(
-        template_timeout_s=config.server.template_timeout_s, costs_folder=store.root / "costs"
+        template_timeout_s=config.server.template_timeout_s, costs_folder=store.root / "costs", trace=trace
     )
     catalog = Catalog(config, engine, files or store, known=(StoreError,), on_progress=on_progress, on_state=on_state)
     gateway = Gateway(config, engine, catalog, metrics)

@@ -326,3 +326,20 @@ def test_a_million_steps_lose_nothing_and_starve_nobody() -> None:
         out, _ = process.communicate()
         assert process.returncode == 0
         assert json.loads(out) == {"steps": 500_000, "hot": 0, "running": 0, "starved": 0}
+
+
+def test_what_a_restored_sequence_has_in_common_with_another_takes_room_twice() -> None:
+    """Its state comes back whole, so the other one's cells are of no use to it."""
+    device = Device([Setup(capacity=120, spill_tokens=1000)], SHARES)
+    text = [BOS, *b"abcdefg" * 7]
+    spilled = device.add(text, 15)
+    for _ in range(8):
+        device.step()
+    first = device.add([BOS, *b"xyz" * 33], 3, tier="ultrafast")
+    device.step()
+    assert spilled.spilled is not None
+    device.add([*text, *b"0123456789" * 2], 10, tier="ultrafast")  # shares `text`, and fills what is free
+    device.drain()
+    assert first.done
+    assert device.restored == 1
+    assert spilled.tokens[spilled.prompt_length :] == alone(text, 15)

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from .. import __version__
-from . import bench, chat, config, doctor, keys, reload, serve, store, top
+from . import bench, chat, config, doctor, keys, reload, replay, serve, store, top
 
 app = typer.Typer(
     name="twospeed",
@@ -37,5 +37,5 @@ def _options(
     pass
 
 
-for _module in (serve, reload, chat, top, store, config, keys, doctor, bench):  # in the order of --help
+for _module in (serve, reload, chat, top, replay, store, config, keys, doctor, bench):  # in the order of --help
     _module.register(app)

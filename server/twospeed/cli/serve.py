@@ -30,6 +30,14 @@ def serve(
         int | None,
         typer.Option(min=0, max=65535, help="0: any free port.  [default: server.port]", show_default=False),
     ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Append what the scheduler was asked and decided there, without texts, for `twospeed replay`.",
+            show_default=False,
+        ),
+    ] = None,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log requests, without what is in them.")] = False,
 ) -> None:
     """Serve the models over HTTP until SIGINT or SIGTERM; what runs then may finish, a second signal ends at once.
@@ -48,6 +56,7 @@ def serve(
 
     file = find_config(path).absolute()
     config = _configured(file, host, port)
+    trace = _checked(trace)
     setup_logging(verbose=verbose)
     reporter = Reporter()
     display = ExitStack()
@@ -62,6 +71,7 @@ def serve(
             config,
             on_progress=lambda now: reporter.show(Progress(now.name, now.phase, now.done, now.total)),
             on_state=on_state,
+            trace=trace,
         )
     except StartRefusedError as exc:
         _stop(str(exc), _USAGE)
@@ -97,6 +107,24 @@ def _configured(file: Path, host: str | None, port: int | None) -> Config:
     wanted = {"host": host, "port": port}
     server = config.server.model_copy(update={key: value for key, value in wanted.items() if value is not None})
     return config.model_copy(update={"server": server})
+
+
+def _checked(trace: Path | None) -> Path | None:
+    """The file for the trace, made now: what is wrong with it is better said before a model is loaded."""
+    import os
+
+    from ..engine.trace import TraceError
+    from ..engine.tracefile import open_trace
+
+    if trace is None:
+        return None
+    try:
+        os.close(open_trace(trace))
+    except OSError as exc:
+        _stop(f"{trace}: can't be written: {exc.strerror or exc}", _USAGE)
+    except TraceError as exc:
+        _stop(f"{trace}: left alone, as {exc}", _USAGE)
+    return trace.absolute()
 
 
 def _greet(reporter: Reporter, address: str, config: Config) -> None:

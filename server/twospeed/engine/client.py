@@ -22,11 +22,11 @@ _log = logging.getLogger("twospeed.engine")
 
 
 class EngineClient:
-    """One engine process and the requests it works on."""
+    """One engine process and the requests it works on. `trace`: a file that its scheduler is recorded in."""
 
-    def __init__(self, *, template_timeout_s: float, costs_folder: Path) -> None:
+    def __init__(self, *, template_timeout_s: float, costs_folder: Path, trace: Path | None = None) -> None:
         self._supervisor = Supervisor(
-            self._received, self._died, template_timeout_s=template_timeout_s, costs_folder=costs_folder
+            self._received, self._died, template_timeout_s=template_timeout_s, costs_folder=costs_folder, trace=trace
         )
         self._models: dict[str, messages.Load] = {}
         self._status: dict[str, ModelStatus] = {}

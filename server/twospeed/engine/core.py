@@ -71,11 +71,12 @@ class _Loaded:
 
 
 class Core:
-    """All loaded models of one device and the requests they work on. Times are seconds of one clock."""
+    """All loaded models of one device and the requests they work on. Times are seconds of one clock, which is that of
+    `scheduler` too: a new one, or one that records."""
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, clock: Callable[[], float] = time.perf_counter, scheduler: Scheduler | None = None) -> None:
         self._clock = clock
-        self._scheduler = Scheduler()
+        self._scheduler = scheduler or Scheduler()
         self._models: dict[str, _Loaded] = {}
         self._requests: dict[str, list[_Live]] = {}
         self._by_sequence: dict[int, _Live] = {}
@@ -128,7 +129,7 @@ class Core:
     def cancel(self, request_id: str) -> None:
         """Forget a request, wherever it is; harmless when it is over."""
         for live in self._requests.pop(request_id, []):
-            self._drop(live)
+            self._drop(live, self._scheduler.cancel)
 
     @property
     def idle(self) -> bool:
@@ -260,16 +261,16 @@ class Core:
             tokens = live.sequence.tokens[:-1] if ended else list(live.sequence.tokens)
             text = live.prepared.text + "".join(live.text)
             self._models[request.model].memo.remember(request.namespace, text, tokens)
-        self._drop(live)
+        self._drop(live, self._scheduler.release)
         siblings = self._requests[request.id]
         siblings.remove(live)
         if not siblings:
             del self._requests[request.id]
 
-    def _drop(self, live: _Live) -> None:
+    def _drop(self, live: _Live, release: Callable[..., None]) -> None:
         if live.sequence.spilled is not None:
             self._saved.pop(live.sequence.spilled, None)  # else it is still to be saved, and is forgotten then
-        self._scheduler.release(live.sequence, keep=live.prepared.request.cache_prompt)
+        release(live.sequence, keep=live.prepared.request.cache_prompt)
         del self._by_sequence[id(live.sequence)]
 
     def _stats(self, step: Step, ms: float, written: list[_Written]) -> StepStats:

@@ -60,6 +60,7 @@ class StepCost:
     """Predicts and learns the cost of one model's steps."""
 
     def __init__(self, curves: Curves) -> None:
+        self.curves = curves
         self._last = _Stairs(curves.last)
         self._every = _Stairs(curves.every)
         self.factor = 1.0

@@ -74,6 +74,7 @@ class KvCache:
 
     def __init__(self, capacity: int, max_seqs: int, *, partial_prefix: bool = True) -> None:
         self.capacity = capacity
+        self.max_seqs = max_seqs
         self.ops: list[Op] = []
         """What the runner must do before the next step, in order."""
         self._partial = partial_prefix

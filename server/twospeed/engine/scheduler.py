@@ -64,6 +64,10 @@ class Scheduler:
         elif sequence in lanes.waiting[sequence.tier]:
             lanes.waiting[sequence.tier].remove(sequence)
 
+    def cancel(self, sequence: Sequence, *, keep: bool = True) -> None:
+        """`release`, of one that may have had more to write; a trace tells them apart."""
+        self.release(sequence, keep=keep)
+
     @property
     def idle(self) -> bool:
         return not any(lanes.busy for lanes in self.models.values())
@@ -206,7 +210,8 @@ class Scheduler:
         helpless = bool(equals) and new + sum(self._promised(s) for s in equals) > lanes.kv.capacity
         while True:
             donor, length = lanes.kv.match(sequence.tokens, sequence.namespace)
-            shared = length if donor is not None and lanes.kv.is_hot(donor) else 0
+            whole = sequence.spilled is not None and length < sequence.computed  # comes back from RAM, shares nothing
+            shared = length if donor is not None and lanes.kv.is_hot(donor) and not whole else 0
             if not lanes.running or lanes.kv.hot_cells + self._growth(lanes) + new - shared <= lanes.kv.capacity:
                 return donor, length
             lowest = max(s.rank for s in lanes.running)

@@ -47,10 +47,11 @@ class Supervisor:
         *,
         template_timeout_s: float,
         costs_folder: Path,
+        trace: Path | None = None,
     ) -> None:
         self._received = received
         self._died = died
-        self._arguments = [str(template_timeout_s), str(costs_folder)]
+        self._arguments = [str(template_timeout_s), str(costs_folder), *([str(trace)] if trace else [])]
         self._context = zmq.asyncio.Context()
         # Not TMPDIR: a socket's path may have 107 bytes at most, 103 on macOS, where TMPDIR takes half of them.
         self._folder = Path(tempfile.mkdtemp(prefix="twospeed-", dir="/tmp"))

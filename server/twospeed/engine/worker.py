@@ -33,7 +33,9 @@ from .draft_model import Draft, load_draft
 from .lanes import Limits
 from .memo import TokenMemo
 from .prepare import Prepared, Preparer, RejectedError
+from .recorder import recording
 from .runner.base import Loader, Runner, RunnerError
+from .scheduler import Scheduler
 from .template import ChatTemplate, TemplateError
 
 _log = logging.getLogger("twospeed.engine")
@@ -190,10 +192,10 @@ def _template_source(setting: str | None) -> str | None:
 class _Compute:
     """The compute thread's loop. New models are measured between the steps of those that serve."""
 
-    def __init__(self, inbox: _Inbox, send: _Sender) -> None:
+    def __init__(self, inbox: _Inbox, send: _Sender, scheduler: Scheduler | None) -> None:
         self._inbox = inbox
         self._send = send
-        self._core = Core()
+        self._core = Core(scheduler=scheduler)
         self._measuring: list[Iterator[None]] = []
 
     def run(self) -> None:
@@ -262,8 +264,9 @@ def _end_with_parent() -> None:
     os._exit(0)
 
 
-def main(to_engine: str, from_engine: str, template_timeout_s: str, costs_folder: str) -> None:
-    """The process's life. `to_engine`, `from_engine`: zmq addresses that the parent has bound."""
+def main(to_engine: str, from_engine: str, template_timeout_s: str, costs_folder: str, trace_file: str = "") -> None:
+    """The process's life. `to_engine`, `from_engine`: zmq addresses that the parent has bound. `trace_file`: record
+    the scheduler there."""
     for number in (signal.SIGINT, signal.SIGTERM):  # they may reach the whole group; the parent decides
         signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
@@ -286,7 +289,8 @@ def main(to_engine: str, from_engine: str, template_timeout_s: str, costs_folder
                 prepare.work.put(message)
 
     threading.Thread(target=receive, daemon=True).start()
-    _Compute(inbox, _Sender(context, from_engine)).run()
+    with recording(Path(trace_file) if trace_file else None) as scheduler:
+        _Compute(inbox, _Sender(context, from_engine), scheduler).run()
     # Not sys.exit: the other threads sit in blocking calls, and nothing is left that needs tidying up.
     os._exit(0)
 
