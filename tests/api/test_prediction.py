@@ -106,3 +106,17 @@ def test_a_prediction_changes_no_text(server: Any) -> None:
         assert usage.keys() >= {"accepted_prediction_tokens", "rejected_prediction_tokens"}
         texts.append(answer.json()["choices"][0]["message"]["content"])
     assert texts == ["abc def", "abc def"]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+def test_a_request_chooses_its_own_speculation(server: Any, path: str) -> None:
+    text = "one two three one two three one two three"
+    asked = {"prompt": text} if path == "/v1/completions" else {"messages": [{"role": "user", "content": text}]}
+    body = {"model": "fast", "max_tokens": 40, "temperature": 0} | asked
+    plain = server.http.post(path, json=body | {"speculation": "off"}).json()
+    eager = server.http.post(path, json=body | {"speculation": "eager"}).json()
+    assert plain["timings"]["draft_n"] == 0
+    assert eager["timings"]["draft_n_accepted"] > 0
+    assert plain["choices"] == eager["choices"]
+    refused = server.http.post(path, json=body | {"speculation": "wild"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "speculation")
