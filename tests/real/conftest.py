@@ -55,9 +55,6 @@ def server(real_model: Callable[[str], tuple[Path, Model]]) -> Iterator[Server]:
     for name in NAMES:
         real_model(name)
     config = load_config(find_config())
-    config = config.model_copy(
-        update={"models": {name: model.model_copy(update={"slots": 16}) for name, model in config.models.items()}}
-    )
     with serving(config, NAMES, None) as endpoint, ExitStack() as clients:
         asyncio.run(until_ready(endpoint, NAMES, print))
         yield Server(endpoint.url, config, clients)
