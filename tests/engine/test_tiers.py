@@ -319,6 +319,7 @@ def test_equals_do_not_push_each_other_out() -> None:
 # Endurance
 
 
+@pytest.mark.timeout(400)  # takes less than a minute on two idle cores
 def test_a_million_steps_lose_nothing_and_starve_nobody() -> None:
     command = [sys.executable, str(Path(endurance.__file__)), "500000"]
     running = [subprocess.Popen([*command, seed], stdout=subprocess.PIPE, text=True) for seed in ("1", "2")]
