@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from twospeed.engine.fair import tier_weights
 from twospeed.engine.lanes import Sequence
-from twospeed.types import TIERS, ServiceTier
+from twospeed.types import TIERS, ServiceTier, Share
 
 SHARES = endurance.shares("off")
 EAGER = endurance.shares("eager")
@@ -71,6 +71,14 @@ def test_an_interrupted_share_is_not_made_up_for() -> None:
     assert used(device, 1000)["default"] == 1.0
     stream(device, "ultrafast")
     assert used(device, 3000)["ultrafast"] == pytest.approx(0.9, abs=0.03)
+
+
+def test_what_was_paid_by_old_weights_is_no_debt_by_new_ones() -> None:
+    device = Device([Setup(tile=1)], {**SHARES, "default": Share(weight=0.001, speculation="off")})
+    stream(device, "priority"), stream(device, "default")
+    device.run_for(2000)
+    device.scheduler.share(SHARES)
+    assert used(device, 3000)["default"] == pytest.approx(0.2, abs=0.03)
 
 
 def test_models_share_a_tiers_time() -> None:

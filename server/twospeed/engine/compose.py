@@ -22,7 +22,6 @@ _STREAM_FACTOR = 4.0  # `max_step_ms: auto`: a prompt may slow a stream down thi
 _SMOOTH_MS = 250.0  # or to this gap, where many streams run
 _MIXED_IS_POOR = 0.3  # of the prefill rate alone; below, prefill and decode take turns
 _WORTH = {"auto": 1.15, "eager": 1.1}  # a draft must be this much faster: odds and costs are guesses
-_LONE_FACTOR = 4 / 3  # of max_prefill_step_ms: a stream alone may have drafts of 64 rows where prompts have 48
 _FREE = 1e-3  # of a step's time, which is what a row adds to the context
 _HOPELESS = 0.2  # odds of a draft's first token that are not worth a calculation
 
@@ -36,12 +35,13 @@ class Due(NamedTuple):
 
 class Lead(NamedTuple):
     """For whom a step is made. `urgent_ms`: the most it may add to the rows of more urgent streams, where these are
-    of a tier with precedence. `streaming`: somebody on the device who counts as much watches output appear; `alone`:
-    nobody but one sequence does. `due`: of the tiers that are less urgent."""
+    of a tier with precedence. `streaming`: somebody on the device who counts as much watches output appear; `lone`:
+    where no more than one sequence does, how many max_prefill_step_ms a step with its draft may take. `due`: of the
+    tiers that are less urgent."""
 
     tier: ServiceTier
     streaming: bool
-    alone: bool
+    lone: float | None
     speculation: Mapping[ServiceTier, Speculation]
     urgent_ms: float | None = None
     due: Mapping[ServiceTier, Due] = {}
@@ -55,9 +55,8 @@ def compose(lanes: Lanes, lead: Lead) -> list[Part]:
     decoding = [s for s in own if s.decoding]
     prefilling = [s for s in own if not s.decoding]
     limit = _limit(lanes, lead, [*ahead, *decoding])
-    draft_ms = (
-        _LONE_FACTOR * lanes.limits.max_prefill_step_ms if lead.alone and lanes.limits.max_step_ms is None else limit
-    )
+    lone = lead.lone is not None and lanes.limits.max_step_ms is None
+    draft_ms = (lead.lone or 1.0) * lanes.limits.max_prefill_step_ms if lone else limit
 
     parts = _drafted(lanes, lead, ahead, [], draft_ms)
     before = load_of(parts)
@@ -92,7 +91,7 @@ def wanting(lanes: Lanes, lead: Lead) -> list[Wanting]:
     limit = _limit(lanes, lead, decoding)
     if lead.urgent_ms is not None:
         limit = min(limit, lead.urgent_ms)
-    elif lead.alone and lanes.limits.max_step_ms is None:
+    elif lead.lone is not None and lanes.limits.max_step_ms is None:
         limit = lanes.limits.max_prefill_step_ms
     parts = _drafted(lanes, lead, decoding, [], limit)
     eager = [p for p in parts if _policy(p.sequence, lead) == "eager"]

@@ -24,6 +24,7 @@ from .runner.base import Row
 from .speculate import Drafter
 
 _RESERVE = 256  # output tokens a sequence is admitted with; it grows beyond them while there is room
+_LONE, _LONE_FIRST = 4 / 3, 2.0  # max_prefill_step_ms that a lone stream's draft may take: all of 64 rows
 _URGENT_FACTOR = 1.45  # one-row steps that others may add to the gap of a stream with precedence
 
 DEFAULT_SHARES: dict[ServiceTier, Share] = {tier: Share() for tier in TIERS}
@@ -44,8 +45,10 @@ class Scheduler:
         self.models[name] = Lanes(name, cost, kv, limits, draft)
 
     def share(self, shares: Mapping[ServiceTier, Share]) -> None:
-        """How tiers share the device from the next plan on."""
+        """How tiers share the device from the next plan on. All start level: what was paid by the old weights would
+        be a debt for long by the new ones."""
         self._shares = {**DEFAULT_SHARES, **shares}
+        self._tiers = FairQueue()
 
     def add(self, sequence: Sequence) -> None:
         """Queue `sequence`. Its prompt must leave room for one token at least in the model's cache."""
@@ -155,6 +158,10 @@ class Scheduler:
             live = {s.model for m in self.models.values() for s in m.running if s.rank < rank and self._is_first(s)}
             if live:
                 urgent = _URGENT_FACTOR * min(self.models[name].cost.ms(1, 1) for name in live)
+        # A lone stream's drafts hold up nobody but who comes now, and nobody comes before one with precedence.
+        first = urgent is not None or self._shares[tier].precedence == "first"
+        counted = [s for s in peers if self._is_first(s)] if first else peers
+        lone = None if len(counted) > 1 else _LONE_FIRST if first else _LONE
         due = {
             other: Due(self._tiers.credit(other, tier, weights[other]), weights[other] / weights[tier])
             for other in TIERS[rank + 1 :]
@@ -163,7 +170,7 @@ class Scheduler:
         return Lead(
             tier,
             streaming=bool(peers),
-            alone=len(peers) <= 1 and urgent is None,
+            lone=lone,
             speculation={name: share.speculation for name, share in self._shares.items()},
             urgent_ms=urgent,
             due=due,
