@@ -74,7 +74,7 @@ class Knobs(_Strict):
     max_step_ms: Annotated[float, Field(gt=0)] | Auto = Field(
         "auto",
         description="predicted time of a step while somebody's output streams: small keeps streams smooth while a long "
-        "prompt comes, large reads prompts faster; auto: 4 times a one-token step, more with many streams",
+        "prompt comes, large reads prompts faster; auto: 3.5 times a one-token step, more with many streams",
     )
     max_prefill_step_ms: float = Field(
         600, gt=0, description="the same while nobody's output streams; a new request waits at most this long"

@@ -18,7 +18,7 @@ from .speculate import LONGEST
 SHORTEST_CHUNK = 8
 """Prefill in chunks of this many rows and more, each a multiple of 4 but the last, comes out of llama.cpp's CPU
 kernels bit for bit as from one whole batch; other cuts change the last bits."""
-_STREAM_FACTOR = 4.0  # `max_step_ms: auto`: a prompt may slow a stream down this much,
+_STREAM_FACTOR = 3.5  # `max_step_ms: auto`: a prompt may slow a stream down this much,
 _SMOOTH_MS = 250.0  # or to this gap, where many streams run
 _MIXED_IS_POOR = 0.3  # of the prefill rate alone; below, prefill and decode take turns
 _WORTH = {"auto": 1.15, "eager": 1.1}  # a draft must be this much faster: odds and costs are guesses
