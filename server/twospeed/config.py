@@ -204,6 +204,16 @@ class ServiceTiers(_Strict):
         """All tiers and their policies, the most urgent first."""
         return [(name, self.of(name)) for name in TIERS]
 
+    def promised(self) -> dict[ServiceTier, float]:
+        """The share of device time that each tier gets when all of them want it: first and last have their own, and
+        the shared ones divide what is left by their weights."""
+        left = 1.0 - sum(policy.share for _, policy in self.each() if policy.precedence != "shared")
+        weights = sum(policy.weight for _, policy in self.each() if policy.precedence == "shared")
+        return {
+            tier: left * policy.weight / weights if policy.precedence == "shared" else policy.share
+            for tier, policy in self.each()
+        }
+
 
 class Server(_Strict):
     """The HTTP side."""

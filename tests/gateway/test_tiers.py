@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from twospeed.config import Config, ServiceTiers, TierPolicy
 from twospeed.errors import ApiError
 from twospeed.gateway.auth import ANYONE, Principal
-from twospeed.gateway.tiers import promised_share, queue_of, queue_wait_of, seats_for, shares, tier_for
+from twospeed.gateway.tiers import queue_of, queue_wait_of, seats_for, shares, tier_for
 from twospeed.types import TIERS, ServiceTier, Share
 
 STREAM_MS = [10.0, 15, 18, 21, 40]  # a step with 1 to 5 streams
@@ -88,9 +88,9 @@ def tiers(**policies: Any) -> ServiceTiers:
 
 def test_promised_shares_are_the_whole_device_or_less() -> None:
     given_ = tiers(ultrafast={"share": 0.5}, priority={"weight": 3}, default={"weight": 1}, flex={"share": 0.1})
-    promised = [promised_share(given_, tier) for tier in TIERS]
+    promised = [given_.promised()[tier] for tier in TIERS]
     assert promised == pytest.approx([0.5, 0.3, 0.1, 0.1])
-    assert sum(promised_share(ServiceTiers(), tier) for tier in TIERS) == pytest.approx(1)
+    assert sum(ServiceTiers().promised()[tier] for tier in TIERS) == pytest.approx(1)
 
 
 def test_the_engine_is_told_the_shares_of_all_tiers() -> None:

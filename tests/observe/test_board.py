@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from twospeed.config import Config, ServiceTiers
 from twospeed.gateway.admission import Admission
 from twospeed.gateway.counts import AdmissionCounts
-from twospeed.observe.board import Board, TierBoard, promised
+from twospeed.observe.board import Board, TierBoard
 from twospeed.observe.collector import TierCollector
 from twospeed.observe.window import Window
 from twospeed.types import TIERS, ModelStatus, ServiceTier, StepStats, TierStep
@@ -23,7 +23,7 @@ def policies(**tiers: Any) -> ServiceTiers:
 
 
 def test_what_the_defaults_promise() -> None:
-    found = promised(policies())
+    found = policies().promised()
     assert found["ultrafast"] == 0.9
     assert found["flex"] == 0.02
     assert found["priority"] == pytest.approx(4 * found["default"])
@@ -32,7 +32,7 @@ def test_what_the_defaults_promise() -> None:
 
 def test_without_a_shared_tier_first_and_last_keep_theirs() -> None:
     first = {"precedence": "first", "share": 0.2}
-    found = promised(policies(ultrafast=first, priority=first, default=first, flex={"share": 0.1}))
+    found = policies(ultrafast=first, priority=first, default=first, flex={"share": 0.1}).promised()
     assert list(found.values()) == [0.2, 0.2, 0.2, 0.1]
 
 
@@ -44,7 +44,7 @@ _tier = st.fixed_dictionaries(
 
 @given(tiers=st.fixed_dictionaries({tier: _tier for tier in TIERS if tier != "ultrafast"}))
 def test_promises_are_positive_and_never_above_the_whole(tiers: dict[str, Any]) -> None:
-    found = promised(policies(**{"ultrafast": {"share": 0.3}} | tiers))
+    found = policies(**{"ultrafast": {"share": 0.3}} | tiers).promised()
     assert list(found) == list(TIERS)
     assert all(share > 0 for share in found.values())
     assert sum(found.values()) <= 1.0001

@@ -55,8 +55,9 @@ def compose(lanes: Lanes, lead: Lead) -> list[Part]:
     decoding = [s for s in own if s.decoding]
     prefilling = [s for s in own if not s.decoding]
     limit = _limit(lanes, lead, [*ahead, *decoding])
-    lone = lead.lone is not None and lanes.limits.max_step_ms is None
-    draft_ms = (lead.lone or 1.0) * lanes.limits.max_prefill_step_ms if lone else limit
+    draft_ms = limit
+    if lead.lone is not None and lanes.limits.max_step_ms is None:
+        draft_ms = lead.lone * lanes.limits.max_prefill_step_ms
 
     parts = _drafted(lanes, lead, ahead, [], draft_ms)
     before = load_of(parts)

@@ -58,7 +58,7 @@ def seats_of(config: Config, model: str, tier: ServiceTier, info: ModelInfo | No
     """The seats of `tier` on `model`, as far as is known of the model: `info` is None until it is loaded."""
     tiers = config.service_tiers
     stream_ms = info.stream_ms if info else ()
-    return seats_for(tiers.of(tier), promised_share(tiers, tier), config.models[model].slots, stream_ms)
+    return seats_for(tiers.of(tier), tiers.promised()[tier], config.models[model].slots, stream_ms)
 
 
 def queue_of(config: Config, tier: ServiceTier) -> int:
@@ -71,16 +71,6 @@ def queue_wait_of(config: Config, tier: ServiceTier) -> float:
     """The longest wait for a seat in `tier`, in seconds."""
     policy = config.service_tiers.of(tier)
     return config.server.queue_wait_s if policy.queue_wait_s == "auto" else policy.queue_wait_s
-
-
-def promised_share(tiers: ServiceTiers, tier: ServiceTier) -> float:
-    """The part of the device that `tier` gets while every tier wants all of it."""
-    policy = tiers.of(tier)
-    if policy.precedence != "shared":
-        return policy.share
-    others = [other for _, other in tiers.each()]
-    left = 1 - sum(other.share for other in others if other.precedence != "shared")
-    return left * policy.weight / sum(other.weight for other in others if other.precedence == "shared")
 
 
 def shares(tiers: ServiceTiers) -> dict[ServiceTier, Share]:

@@ -85,17 +85,6 @@ class TierBoard(msgspec.Struct, frozen=True):
     models: list[ModelStanding]
 
 
-def promised(policies: ServiceTiers) -> dict[ServiceTier, float]:
-    """The share of device time that each tier gets when all of them want it: first and last have their own, and
-    the shared ones divide what is left by their weights."""
-    left = 1.0 - sum(policy.share for _, policy in policies.each() if policy.precedence != "shared")
-    weights = sum(policy.weight for _, policy in policies.each() if policy.precedence == "shared")
-    return {
-        tier: left * policy.weight / weights if policy.precedence == "shared" else policy.share
-        for tier, policy in policies.each()
-    }
-
-
 class Board:
     """Draws a TierBoard whenever it is asked for one."""
 
@@ -116,7 +105,7 @@ class Board:
 
     def draw(self) -> TierBoard:
         reading = self.window.read()
-        shares = promised(self.policies())
+        shares = self.policies().promised()
         return TierBoard(
             object="tiers",
             window_s=round(reading.seconds, 3),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from .board import Board, promised
+from .board import Board
 
 
 class TierCollector(Collector):
@@ -27,7 +27,7 @@ class TierCollector(Collector):
             "twospeed_tier_share_promised", "Part of device time that a tier gets when all want it", labels=("tier",)
         )
         policies = board.policies()
-        for tier, promise in promised(policies).items():
+        for tier, promise in policies.promised().items():
             share.add_metric([tier], promise)
             for model in board.models:
                 labels = [model, tier]
