@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -41,9 +43,6 @@ def quick(
     import asyncio
     import os
 
-    import msgspec
-
-    from ..bench.client import BenchError
     from ..bench.run import choose, served
     from ..bench.run import quick as measure
     from ..bench.setting import Voice
@@ -53,18 +52,10 @@ def quick(
     config = load_config(find_config(path))
     key = os.environ.get(KEY_ENV)
     wanted = _words(models) or None
-    try:
+    with _ending_clearly():
         names = choose(config, wanted) if url is None else wanted or asyncio.run(served(url, key))
         report = measure(config, names, url, key, Voice(_say, _progress))
-    except BenchError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(1) from None
-    except KeyboardInterrupt:
-        typer.echo("interrupted", err=True)
-        raise typer.Exit(130) from None
-    if json_file is not None:
-        json_file.write_bytes(msgspec.json.format(msgspec.json.encode(report)))
-        typer.echo(f"all samples: {json_file}", err=True)
+    _keep_samples(report, json_file)
     if report.errors:
         raise typer.Exit(1)
 
@@ -111,9 +102,6 @@ def tiers(
     """
     import asyncio
 
-    import msgspec
-
-    from ..bench.client import BenchError
     from ..bench.run import choose, served
     from ..bench.setting import Voice
     from ..bench.tiers.asking import Bounds
@@ -126,7 +114,7 @@ def tiers(
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     config = load_config(find_config(path))
-    try:
+    with _ending_clearly():
         plan = Plan(
             workloads=chosen(_words(workloads) or list(QUICK if quick_ else WORKLOADS)),
             loads=[16] if quick_ else _counts(loads),
@@ -140,15 +128,7 @@ def tiers(
         else:
             name = model or _first(asyncio.run(served(url, key)), url)
         report = measure(config, name, url, key, plan=plan, voice=Voice(_say, _progress))
-    except BenchError as error:
-        typer.echo(str(error), err=True)
-        raise typer.Exit(1) from None
-    except KeyboardInterrupt:
-        typer.echo("interrupted", err=True)
-        raise typer.Exit(130) from None
-    if json_file is not None:
-        json_file.write_bytes(msgspec.json.format(msgspec.json.encode(report)))
-        typer.echo(f"all samples: {json_file}", err=True)
+    _keep_samples(report, json_file)
     if html_file is not None:
         html_file.write_text(page(report), "utf-8")
         typer.echo(f"the report: {html_file}", err=True)
@@ -157,6 +137,29 @@ def tiers(
         raise typer.Exit(130)
     if report.errors or any(sample.error for sample in report.samples):
         raise typer.Exit(1)
+
+
+@contextmanager
+def _ending_clearly() -> Iterator[None]:
+    """What cannot be measured, and Ctrl-C, end the command with a line and an exit code."""
+    from ..bench.client import BenchError
+
+    try:
+        yield
+    except BenchError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        typer.echo("interrupted", err=True)
+        raise typer.Exit(130) from None
+
+
+def _keep_samples(report: object, file: Path | None) -> None:
+    import msgspec
+
+    if file is not None:
+        file.write_bytes(msgspec.json.format(msgspec.json.encode(report)))
+        typer.echo(f"all samples: {file}", err=True)
 
 
 def _words(text: str | None) -> list[str]:
