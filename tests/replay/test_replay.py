@@ -61,11 +61,12 @@ def test_also_where_sequences_went_to_ram_and_some_did_not_come_back() -> None:
     traced.core.share(NO_DRAFTS)
     for i in range(3):
         traced.submit(f"{i}" * 40, max_tokens=100, tier="flex")
-    for _ in range(20):
-        traced.core.step()
-    for i in range(3):
-        traced.submit(f"abc{i}" * 20, max_tokens=40, tier="ultrafast")
-        traced.core.step()
+    for _ in range(2):  # a burst, and another when that one is over
+        for _ in range(60):
+            traced.core.step()
+        for i in range(3):
+            traced.submit(f"abc{i}" * 20, max_tokens=40, tier="ultrafast")
+            traced.core.step()
     traced.drain()
     outcome = read_lines(traced.lines)
     assert traced.of(Restored)
