@@ -3,7 +3,8 @@
     python reference.py < job.json > answer.json
 
 The job: {"path", "threads", "prompts": [text, ..], "tokens": n}; prompts are rendered chat prompts. For each the answer
-has, step by step, the text of all tokens so far and the difference between the two best logits.
+has, step by step, the text of all tokens so far (`texts`), and what it would be with another token that was nearly as
+good (`others`): by how much its logit is below the best one, the text, and whether the answer would end there.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from typing import Any
 
 import llama_cpp
 import numpy as np
+
+NEAR = 1.0
 
 
 def main() -> None:
@@ -33,32 +36,42 @@ def main() -> None:
     json.dump(answers, sys.stdout)
 
 
+def piece_of(vocab: Any, token: int) -> bytes:
+    piece = ctypes.create_string_buffer(256)
+    length = llama_cpp.llama_token_to_piece(vocab, token, piece, len(piece), 0, False)
+    return piece.raw[:length]
+
+
+def after(vocab: Any, written: bytes, token: int) -> tuple[str, bool]:
+    """The text with `token`, but for half a character at its end, and whether it ends there."""
+    ends = bool(llama_cpp.llama_vocab_is_eog(vocab, token))
+    return (written if ends else written + piece_of(vocab, token)).decode("utf-8", "ignore"), ends
+
+
 def greedy(ctx: Any, vocab: Any, prompt: str, count: int) -> dict[str, Any]:
     data = prompt.encode()
     buffer = (llama_cpp.llama_token * (len(data) + 8))()
     n = llama_cpp.llama_tokenize(vocab, data, len(data), buffer, len(buffer), True, True)
-    gaps: list[float] = []
+    others: list[list[tuple[float, str, bool]]] = []
     texts: list[str] = []
     written = b""
     llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(ctx), True)
     pending = list(buffer[:n])
     size = llama_cpp.llama_vocab_n_tokens(vocab)
-    while len(gaps) < count:
+    while len(texts) < count:
         array = (llama_cpp.llama_token * len(pending))(*pending)  # kept: the batch only points at it
         assert llama_cpp.llama_decode(ctx, llama_cpp.llama_batch_get_one(array, len(pending))) == 0
         logits = np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(ctx, -1), (size,))
         token = int(logits.argmax())
-        best_two = np.partition(logits, -2)[-2:]
-        gaps.append(float(best_two[1] - best_two[0]))
-        if llama_cpp.llama_vocab_is_eog(vocab, token):
-            texts.append(written.decode("utf-8", "replace"))
+        near = [int(other) for other in np.flatnonzero(logits > logits[token] - NEAR) if other != token]
+        others.append([(float(logits[token] - logits[other]), *after(vocab, written, other)) for other in near])
+        text, ends = after(vocab, written, token)
+        texts.append(text)
+        if ends:
             break
-        piece = ctypes.create_string_buffer(256)
-        length = llama_cpp.llama_token_to_piece(vocab, token, piece, len(piece), 0, False)
-        written += piece.raw[:length]
-        texts.append(written.decode("utf-8", "replace"))
+        written += piece_of(vocab, token)
         pending = [token]
-    return {"gaps": gaps, "texts": texts}
+    return {"others": others, "texts": texts}
 
 
 if __name__ == "__main__":
