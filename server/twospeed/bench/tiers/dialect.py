@@ -36,6 +36,7 @@ class Dialect:
         prediction: str | None = None,
         fixed: bool = False,
         cache: bool = False,
+        drafts: bool = True,
     ) -> dict[str, Any]:
         body: dict[str, Any] = {"model": self.model, "messages": messages, "max_tokens": tokens, "service_tier": tier}
         if prediction is not None:
@@ -43,6 +44,8 @@ class Dialect:
         if self.own:
             body["ignore_eos"] = fixed
             body["cache_prompt"] = cache
+            if not drafts:
+                body["speculation"] = "off"
         return body
 
     def fit(self, body: dict[str, Any]) -> dict[str, Any]:

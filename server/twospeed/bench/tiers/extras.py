@@ -47,12 +47,12 @@ class Extras:
         head = f"[{self._prompts.mark()}] You are a careful assistant."
         return [{"role": "system", "content": head}, {"role": "user", "content": background_text(number)}]
 
-    def _body(self, number: int, tier: Tier, tokens: int) -> dict[str, Any]:
-        return self._dialect.body(self._messages(number), tier, tokens, fixed=True)
+    def _body(self, number: int, tier: Tier, tokens: int, *, drafts: bool = True) -> dict[str, Any]:
+        return self._dialect.body(self._messages(number), tier, tokens, fixed=True, drafts=drafts)
 
-    async def _open(self, number: int, tokens: int = _ENDLESS) -> Stream:
+    async def _open(self, number: int, tokens: int = _ENDLESS, *, drafts: bool = True) -> Stream:
         """An ultrafast stream that is meant to be cut."""
-        body = self._dialect.fit(self._body(number, "ultrafast", tokens))
+        body = self._dialect.fit(self._body(number, "ultrafast", tokens, drafts=drafts))
         return await Stream.start(self._dialect.endpoint, body)
 
     async def conserved(self) -> Conserved:
@@ -68,10 +68,11 @@ class Extras:
         return Conserved(CONSERVED_STREAMS, together, sum(tokens for _, tokens in counted) / seconds)
 
     async def gaps(self, prompts: int) -> Gaps:
-        """So many 1,500-token default prompts, sent at once while an ultrafast stream decodes."""
+        """So many 1,500-token default prompts, sent at once while an ultrafast stream decodes: one without drafts, of
+        which each makes a gap, with many tokens behind it, whether a prompt comes or not."""
         words = await self._words(LONG_TOKENS)
         bodies = [self._dialect.body(self._long(words), "default", 4) for _ in range(prompts)]
-        stream = await self._open(1, self._longest)
+        stream = await self._open(1, self._longest, drafts=False)
         try:
             async with asyncio.timeout(self._bounds.first_s + self._bounds.decode_s):
                 await stream.reach(_ALONE_EVENTS)
