@@ -113,6 +113,23 @@ def test_the_same_trace_gives_the_same_plans(setups: list[Setup], trace: list[tu
     assert play(setups, trace, shares).plans == play(setups, trace, shares).plans
 
 
+def test_a_draft_leaves_room_for_the_tier_that_leads_the_step() -> None:
+    setup = Setup(capacity=90, slots=1, max_rows=8, max_prefill_step_ms=60, one_ms=2, tile=16, per_output=0.0)
+    trace = [
+        ("add", 0, chat(b""), 1, "", 0, "ultrafast"),
+        ("add", 0, chat(b""), 1, "", 0, "ultrafast"),
+        ("add", 0, chat(bytes(6)), 2, "", 2, "priority"),
+        ("add", 0, [262, 0, 0, 0, 1, 0, 0, 1, 0, 257, 263], 11, "", 0, "ultrafast"),
+    ]
+    shares = {
+        "ultrafast": Share(precedence="first"),
+        "priority": Share(speculation="off"),
+        "default": Share(speculation="off"),
+        "flex": Share(precedence="last", share=0.0625, speculation="off"),
+    }
+    play([setup], trace, shares)  # the device refuses a step with too many rows
+
+
 def test_a_cache_that_is_too_small_for_all_puts_the_youngest_back_and_loses_no_text() -> None:
     device = Device([Setup(capacity=620, slots=3)])
     prompts = [[BOS, *bytes([65 + i]) * 10, *b"xyz"] for i in range(3)]

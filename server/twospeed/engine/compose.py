@@ -59,7 +59,7 @@ def compose(lanes: Lanes, lead: Lead) -> list[Part]:
     if lead.lone is not None and lanes.limits.max_step_ms is None:
         draft_ms = lead.lone * lanes.limits.max_prefill_step_ms
 
-    parts = _drafted(lanes, lead, ahead, [], draft_ms)
+    parts = _drafted(lanes, lead, ahead, [], draft_ms, kept=len(decoding) + bool(prefilling))
     before = load_of(parts)
     if lead.urgent_ms is not None:
         limit = min(limit, _ms(lanes, before) + lead.urgent_ms)
@@ -212,8 +212,10 @@ def _sizes(wanted: int, others: int) -> list[int]:
     return [*range(1, min(wanted, SHORTEST_CHUNK)), *exact, wanted]
 
 
-def _drafted(lanes: Lanes, lead: Lead, decoding: list[Sequence], parts: list[Part], limit: float) -> list[Part]:
-    """`parts` and a part for each of `decoding`, with the draft that is worth its rows.
+def _drafted(
+    lanes: Lanes, lead: Lead, decoding: list[Sequence], parts: list[Part], limit: float, *, kept: int = 0
+) -> list[Part]:
+    """`parts` and a part for each of `decoding`, with the draft that is worth its rows; `kept` rows are for others.
 
     One after the other, each taking the length at which the expected tokens of the step for each millisecond are
     most, with none always among them. An eager one looks at the rows up to its own, the others at all.
@@ -223,7 +225,7 @@ def _drafted(lanes: Lanes, lead: Lead, decoding: list[Sequence], parts: list[Par
     others = [p for p in plain if _policy(p.sequence, lead) != "eager"]
     done = list(parts)
     tokens = float(sum(1 for p in parts if p.sampled))
-    room = lanes.limits.max_rows - load_of([*parts, *plain]).rows  # for drafts
+    room = lanes.limits.max_rows - kept - load_of([*parts, *plain]).rows  # for drafts
     for group in (eager, others):
         for i, part in enumerate(group):
             rest = group[i + 1 :] if group is others else []
